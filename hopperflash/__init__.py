@@ -1,0 +1,53 @@
+"""Exact attention for NVIDIA Hopper, compiled from CuTe DSL and executable on any CPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "InvalidArgument": "errors",
+    "UnsupportedProblem": "errors",
+    "emulate": "runtime.emulation",
+    "explain": "api",
+    "flash_attn_func": "api",
+    "make_plan": "api",
+    "supports": "api",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+
+def _link_checkout() -> None:
+    """Make `hopperflash.kernels` importable from an uninstalled checkout, where it lies outside."""
+    package = Path(__file__).parent
+    kernels = package.parent / "kernels" / "__init__.py"
+    name = f"{__name__}.kernels"
+    if name in sys.modules or (package / "kernels").exists() or not kernels.exists():
+        return
+    spec = importlib.util.spec_from_file_location(
+        name, kernels, submodule_search_locations=[str(kernels.parent)]
+    )
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+_link_checkout()
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names on first use: `import hopperflash.plan` loads neither torch nor cutlass."""
+    home = _PUBLIC.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
