@@ -1,0 +1,18 @@
+"""What is to be computed: canonical, checked, and free of torch and cutlass."""
+
+from hopperflash.problem.dtypes import DType
+from hopperflash.problem.mask import MaskKind, MaskSpec
+from hopperflash.problem.problem import AttnProblem, Direction, OperandFacts, Signature
+from hopperflash.problem.validate import AttnOptions, build_problem
+
+__all__ = [
+    "AttnOptions",
+    "AttnProblem",
+    "DType",
+    "Direction",
+    "MaskKind",
+    "MaskSpec",
+    "OperandFacts",
+    "Signature",
+    "build_problem",
+]

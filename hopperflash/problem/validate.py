@@ -1,0 +1,144 @@
+"""Tensor facts and options to an `AttnProblem`, or one error that lists every reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from hopperflash.errors import InvalidArgument
+from hopperflash.problem.dtypes import DType
+from hopperflash.problem.mask import MaskSpec
+from hopperflash.problem.problem import AttnProblem, OperandFacts
+
+HEAD_DIM_STEP = 8
+HEAD_DIM_MAX = 256
+
+
+@dataclass(frozen=True)
+class AttnOptions:
+    """The options of the public functions as the caller gave them; `alibi` is their presence."""
+
+    dropout_p: float = 0.0
+    softmax_scale: float | None = None
+    causal: bool = False
+    window_size: Any = (-1, -1)
+    softcap: float = 0.0
+    alibi: bool = False
+    deterministic: bool = False
+    return_attn_probs: bool = False
+
+
+def build_problem(
+    q: OperandFacts, k: OperandFacts, v: OperandFacts, options: AttnOptions | None = None
+) -> AttnProblem:
+    """The problem of dense Q, K, V; raises `InvalidArgument` with every reason found."""
+    options = options or AttnOptions()
+    operands = (("q", q), ("k", k), ("v", v))
+    reasons = [
+        *_rank_reasons(operands),
+        *_shape_reasons(q, k, v),
+        *_dtype_reasons(operands),
+        *_device_reasons(operands),
+        *_option_reasons(options),
+    ]
+    mask = MaskSpec()
+    try:
+        mask = MaskSpec.canonical(options.causal, options.window_size)
+    except InvalidArgument as refused:
+        reasons += refused.reasons
+    dtype = DType.of(q.dtype)
+    if reasons or dtype is None:
+        raise InvalidArgument("these arguments do not make an attention problem:", reasons)
+
+    batch, seqlen_q, heads_q, head_dim = q.shape
+    scale = options.softmax_scale
+    return AttnProblem(
+        batch=batch,
+        seqlen_q=seqlen_q,
+        seqlen_k=k.shape[1],
+        heads_q=heads_q,
+        heads_k=k.shape[2],
+        head_dim=head_dim,
+        head_dim_v=v.shape[3],
+        dtype=dtype,
+        mask=mask,
+        softmax_scale=head_dim**-0.5 if scale is None else float(scale),
+        operands=operands,
+        device=q.device,
+        softcap=float(options.softcap),
+        dropout_p=float(options.dropout_p),
+        alibi=options.alibi,
+        deterministic=options.deterministic,
+        return_attn_probs=options.return_attn_probs,
+    )
+
+
+def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:
+    return [
+        f"{name} has shape {facts.shape}: give (batch, seqlen, heads, head_dim)"
+        for name, facts in operands
+        if len(facts.shape) != 4
+    ]
+
+
+def _shape_reasons(q: OperandFacts, k: OperandFacts, v: OperandFacts) -> list[str]:
+    """Disagreements between the shapes; silent where a rank is wrong already."""
+    if any(len(facts.shape) != 4 for facts in (q, k, v)):
+        return []
+    reasons = []
+    batches = (q.shape[0], k.shape[0], v.shape[0])
+    if len(set(batches)) > 1:
+        reasons.append(f"batch sizes of q, k, v differ: {batches}")
+    if k.shape[1] != v.shape[1]:
+        reasons.append(f"k has {k.shape[1]} keys, v has {v.shape[1]}: give as many of both")
+    if k.shape[2] != v.shape[2]:
+        reasons.append(f"k has {k.shape[2]} heads, v has {v.shape[2]}: give as many of both")
+    heads_q, heads_k = q.shape[2], k.shape[2]
+    if heads_q == 0 or heads_k == 0:
+        reasons.append(f"q has {heads_q} heads, k has {heads_k}: give at least one of each")
+    elif heads_q % heads_k:
+        reasons.append(f"q has {heads_q} heads, not a multiple of the {heads_k} heads of k")
+    if q.shape[3] != k.shape[3]:
+        reasons.append(f"head_dim of q is {q.shape[3]}, of k {k.shape[3]}: give equal ones")
+    head_dims = {"head_dim of q": q.shape[3], "head_dim_v": v.shape[3]}
+    reasons += [
+        f"{name} is {size}: give a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to"
+        f" {HEAD_DIM_MAX} (pad with zeros)"
+        for name, size in head_dims.items()
+        if size % HEAD_DIM_STEP or not HEAD_DIM_STEP <= size <= HEAD_DIM_MAX
+    ]
+    return reasons
+
+
+def _dtype_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:
+    reasons = []
+    for name, facts in operands:
+        if DType.of(facts.dtype) is None:
+            way_out = "cast to bfloat16 or float16"
+            if facts.dtype.removeprefix("torch.") == "float32":
+                way_out += ", or call inside torch.autocast"
+            reasons.append(f"{name} is {facts.dtype}: {way_out}")
+    if len({facts.dtype for _, facts in operands}) > 1:
+        found = ", ".join(f"{name} {facts.dtype}" for name, facts in operands)
+        reasons.append(f"dtypes differ ({found}): give one dtype")
+    return reasons
+
+
+def _device_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:
+    if len({facts.device for _, facts in operands}) == 1:
+        return []
+    found = ", ".join(f"{name} on {facts.device}" for name, facts in operands)
+    return [f"devices differ ({found}): give all on one device"]
+
+
+def _option_reasons(options: AttnOptions) -> list[str]:
+    reasons = []
+    if not 0.0 <= options.dropout_p < 1.0:
+        reasons.append(f"dropout_p is {options.dropout_p}: give a probability in [0, 1)")
+    scale = options.softmax_scale
+    if scale is not None and not math.isfinite(scale):
+        reasons.append(f"softmax_scale is {scale}: give a finite number, or None for 1/sqrt(d)")
+    if not 0.0 <= options.softcap < math.inf:
+        reasons.append(f"softcap is {options.softcap}: give a finite number >= 0 (0 for none)")
+    return reasons
