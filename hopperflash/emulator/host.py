@@ -1,0 +1,231 @@
+"""Runs the real host code of a compiled CuTe DSL function without a GPU.
+
+The LLVM module the compiler kept is given to an execution engine of its own, in which the CUDA
+runtime symbols are `CudaRuntime` callbacks. Everything else is what a GPU run would execute: the
+argument checks of TVM-FFI, grid computation, tensor map construction.
+"""
+
+import ctypes
+import types
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from hopperflash.emulator.errors import EmulationError
+
+from hopperflash.emulator.arguments import on_device
+from hopperflash.emulator.cuda_runtime import (
+    CudaRuntime,
+    DeviceFacts,
+    KernelLaunch,
+    KernelSignature,
+)
+
+_TVM_FFI_SYMBOLS = (
+    "TVMFFIErrorSetRaisedFromCStr",
+    "TVMFFIErrorSetRaisedFromCStrParts",
+    "TVMFFIEnvGetStream",
+)
+_SAFE_CALL = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
+)
+
+
+class HostProgram:
+    """The host function of one `cute.compile` result, plain or with TVM-FFI."""
+
+    def __init__(
+        self, compiled: Any, kernels: Mapping[str, KernelSignature], device: DeviceFacts
+    ) -> None:
+        from cutlass._mlir.execution_engine import ExecutionEngine
+
+        if compiled.ir_module is None:
+            raise EmulationError(
+                "the compiled function has no host IR (was it loaded from a binary?); "
+                "only the result of cute.compile can be emulated"
+            )
+        self._compiled = compiled
+        self._lock = Lock()
+        self._runtime = CudaRuntime(kernels, device)
+        defined, declared = _host_symbols(compiled.ir_module)
+        self._engine = ExecutionEngine(compiled.ir_module, opt_level=2, shared_libs=[])
+        self._keep_alive: list[Any] = []
+        self._register(declared)
+        if f"__tvm_ffi_{compiled.function_name}" in defined:
+            self._call = self._tvm_ffi_call()
+        else:
+            self._load_library(defined)
+            self._call = self._plain_call()
+
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        on_launch: Callable[[KernelLaunch], None],
+    ) -> Any:
+        """Calls the host function; `on_launch` runs inside it, once per kernel launch.
+
+        An exception from `on_launch` stops the host function and comes out here.
+        """
+        with self._lock:
+            self._runtime.on_launch = on_launch
+            try:
+                result = self._call(args, kwargs)
+            except Exception:
+                error = self._runtime.take_error()
+                if error is not None:
+                    raise error from None
+                raise
+            finally:
+                self._runtime.on_launch = None
+            error = self._runtime.take_error()
+            if error is not None:
+                raise error
+            return result
+
+    def _register(self, declared: Sequence[str]) -> None:
+        libraries = self._tvm_ffi_symbols(declared)
+        for name in declared:
+            if name in libraries:
+                callback = libraries[name]
+            elif name in self._runtime.callbacks:
+                callback = self._runtime.callbacks[name]
+            elif name.startswith(("_cu", "cuda_")):
+                callback = self._runtime.refuse(name)
+            else:
+                continue
+            self._keep_alive.append(callback)
+            self._engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
+
+    def _tvm_ffi_symbols(self, declared: Sequence[str]) -> dict[str, Any]:
+        if not any(name in _TVM_FFI_SYMBOLS for name in declared):
+            return {}
+        from tvm_ffi.libinfo import find_libtvm_ffi
+
+        library = ctypes.CDLL(find_libtvm_ffi())
+        set_raised = library.TVMFFIErrorSetRaisedFromCStr
+        set_raised.argtypes, set_raised.restype = (ctypes.c_char_p, ctypes.c_char_p), None
+
+        # The caller expects a raised TVM-FFI error for every runtime error code.
+        def raise_cuda_error(_: int, code: int) -> None:
+            set_raised(b"RuntimeError", f"emulated CUDA error {code}".encode())
+
+        def error_name(code: int) -> int:
+            return ctypes.addressof(unknown_error)
+
+        unknown_error = ctypes.create_string_buffer(b"emulated CUDA error")
+        return {
+            **{name: getattr(library, name) for name in _TVM_FFI_SYMBOLS},
+            "CuteDSLRT_TVMFFISetRaisedCudaError": ctypes.CFUNCTYPE(
+                None, ctypes.c_void_p, ctypes.c_int32
+            )(raise_cuda_error),
+            "cuda_dialect_get_error_name": ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int32)(
+                error_name
+            ),
+        }
+
+    def _packed(self, name: str) -> Callable[..., None]:
+        """A function of the module that takes the addresses of its arguments and its result."""
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._engine.raw_lookup(name))
+
+        def call(*addresses: Any) -> None:
+            array = (ctypes.c_void_p * len(addresses))(*addresses)
+            function(ctypes.addressof(array))
+
+        return call
+
+    def _load_library(self, defined: Sequence[str]) -> None:
+        """What the library does on first use of a plain function: resolve its kernel handles."""
+        if "cuda_init" not in defined:
+            return
+        library, error, device = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
+        slot = ctypes.c_void_p(ctypes.addressof(library))
+        addresses = [ctypes.addressof(value) for value in (slot, device, error)]
+        self._packed("cuda_init")(addresses[0], addresses[2])
+        if error.value == 0:
+            self._packed("cuda_load_to_device")(*addresses)
+        pending = self._runtime.take_error()
+        if pending is not None:
+            raise pending
+        if error.value:
+            raise EmulationError(f"the kernels could not be loaded: error {error.value}")
+
+    def _plain_call(self) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
+        function = self._packed(f"_mlir_ciface_{self._compiled.function_name}")
+        execution_args = self._compiled.execution_args
+
+        def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+            pointers, _adapted = execution_args.generate_execution_args(tuple(args), dict(kwargs))
+            result = ctypes.c_int32(0)
+            function(*pointers, ctypes.addressof(result))
+            if result.value:
+                raise EmulationError(f"the host function returned error {result.value}")
+            return result.value
+
+        return call
+
+    def _tvm_ffi_call(self) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
+        import tvm_ffi
+
+        packed = self._packed(f"__tvm_ffi_{self._compiled.function_name}")
+
+        def safe_call(handle: int | None, arguments: int, count: int, result: int) -> int:
+            values = (
+                ctypes.c_void_p(handle),
+                ctypes.c_void_p(arguments),
+                ctypes.c_int32(count),
+                ctypes.c_void_p(result),
+                ctypes.c_int32(),
+            )
+            packed(*(ctypes.addressof(value) for value in values))
+            return values[-1].value
+
+        trampoline = _SAFE_CALL(safe_call)
+        self._keep_alive.append(trampoline)
+        function = tvm_ffi.Function.__from_extern_c__(
+            ctypes.cast(trampoline, ctypes.c_void_p).value, keep_alive_object=trampoline
+        )
+        target = _with_keywords(self._compiled, function)
+        execution_args = self._compiled.execution_args
+
+        def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            device_args = tuple(on_device(value) for value in args)
+            device_kwargs = {name: on_device(value) for name, value in kwargs.items()}
+            if execution_args.has_pointer_address_arg_specs:
+                device_args, device_kwargs = execution_args.convert_python_pointer_args_for_tvm_ffi(
+                    device_args, device_kwargs
+                )
+            return target(*device_args, **device_kwargs)
+
+        return call
+
+
+def _with_keywords(compiled: Any, function: Any) -> Callable[..., Any]:
+    """`function` behind the keyword handling that the compiled function has, if it has any."""
+    wrapper = getattr(compiled, "_kwargs_wrapper", None)
+    if wrapper is None:
+        return function  # type: ignore[no-any-return]
+    # The wrapper is generated code around one global: the function it calls.
+    original = compiled._tvm_ffi_function
+    namespace = {
+        name: function if value is original else value
+        for name, value in wrapper.__globals__.items()
+    }
+    rebound = types.FunctionType(
+        wrapper.__code__, namespace, wrapper.__name__, wrapper.__defaults__, wrapper.__closure__
+    )
+    rebound.__kwdefaults__ = wrapper.__kwdefaults__
+    return rebound
+
+
+def _host_symbols(module: Any) -> tuple[list[str], list[str]]:
+    """Names of the functions an LLVM module defines, and of those it only declares."""
+    defined: list[str] = []
+    declared: list[str] = []
+    with module.context:
+        for operation in module.body.operations:
+            if operation.operation.name == "llvm.func":
+                name = operation.operation.attributes["sym_name"].value
+                has_body = len(operation.operation.regions[0].blocks) > 0
+                (defined if has_body else declared).append(name)
+    return defined, declared
