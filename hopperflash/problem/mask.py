@@ -92,7 +92,7 @@ class MaskSpec:
 
     def __str__(self) -> str:
         if self.kind is not MaskKind.WINDOW:
-            return self.kind.value
+            return str(self.kind.value)
         left = "unbounded" if self.left is None else self.left
         right = "unbounded" if self.right is None else self.right
         return f"window (left {left}, right {right})"

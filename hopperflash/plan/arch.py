@@ -1,0 +1,82 @@
+"""What a plan needs to know of the machine it is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopperflash.errors import InvalidArgument
+
+KIB = 1024
+
+AMPERE_FEATURES = frozenset({"mma_sync", "cp_async"})
+HOPPER_FEATURES = AMPERE_FEATURES | {"tma", "wgmma", "setmaxnreg"}
+
+
+@dataclass(frozen=True)
+class ArchSpec:
+    """A compile target and its limits; shared memory in bytes, per block as a kernel may opt in to.
+
+    `name` is what the compiler is told. The "cpu" target has no limits and no features.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    smem_bytes_per_block: int
+    smem_bytes_per_sm: int
+    features: frozenset[str] = AMPERE_FEATURES
+    registers_per_sm: int = 65536
+    max_registers_per_thread: int = 255
+
+
+def _gpu(
+    name: str, capability: tuple[int, int], smem_kib: int, features: frozenset[str]
+) -> ArchSpec:
+    """A GPU with `smem_kib` per SM, of which the driver keeps 1 KiB per resident block."""
+    return ArchSpec(name, capability, (smem_kib - 1) * KIB, smem_kib * KIB, features)
+
+
+CPU = ArchSpec("cpu", (0, 0), 0, 0, frozenset())
+
+# Shared memory per SM: CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability". Blackwell has no wgmma and runs the Ampere kernels.
+ARCHS = (
+    CPU,
+    _gpu("sm_80", (8, 0), 164, AMPERE_FEATURES),
+    _gpu("sm_86", (8, 6), 100, AMPERE_FEATURES),
+    _gpu("sm_87", (8, 7), 164, AMPERE_FEATURES),
+    _gpu("sm_89", (8, 9), 100, AMPERE_FEATURES),
+    _gpu("sm_90a", (9, 0), 228, HOPPER_FEATURES),
+    _gpu("sm_100a", (10, 0), 228, AMPERE_FEATURES),
+    _gpu("sm_103a", (10, 3), 228, AMPERE_FEATURES),
+    _gpu("sm_120a", (12, 0), 100, AMPERE_FEATURES),
+    _gpu("sm_121a", (12, 1), 100, AMPERE_FEATURES),
+)
+
+
+def arch_of(name: str) -> ArchSpec:
+    """The target called `name`, with or without "_" and "a": "sm_90a", "sm90", "SM_90".
+
+    Raises `InvalidArgument` for a target that is not in `ARCHS`.
+    """
+
+    def bare(text: str) -> str:
+        return text.lower().replace("_", "").removesuffix("a")
+
+    for arch in ARCHS:
+        if bare(arch.name) == bare(name):
+            return arch
+    known = ", ".join(arch.name for arch in ARCHS)
+    raise InvalidArgument(f"unknown arch {name!r}: give one of {known}")
+
+
+def arch_of_capability(capability: tuple[int, int]) -> ArchSpec:
+    """The target of a GPU by its compute capability, such as (9, 0).
+
+    Raises `InvalidArgument` for one that is not in `ARCHS`.
+    """
+    for arch in ARCHS[1:]:
+        if arch.compute_capability == tuple(capability):
+            return arch
+    known = ", ".join(arch.name for arch in ARCHS[1:])
+    found = "{}.{}".format(*capability)
+    raise InvalidArgument(f"no target for compute capability {found}: known are {known}")

@@ -1,0 +1,95 @@
+"""What will run, as data: kernels with their configurations, copies, workspaces, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.config import ForwardConfig
+from hopperflash.plan.support import Support
+from hopperflash.problem import AttnProblem, Direction, Signature
+
+
+@dataclass(frozen=True)
+class KernelRef:
+    """Where a kernel class lives; a string, so that planning does not import device code."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """All that compiling takes, and therefore the cache key; `target` as in `ArchSpec.name`."""
+
+    ref: KernelRef
+    config: ForwardConfig
+    signature: Signature
+    target: str
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch: arguments by name, in the kernel's order, and the grid in CTAs."""
+
+    spec: KernelSpec
+    operands: tuple[str, ...]
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch memory in device memory for one call; `shape` in elements of `dtype`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An operand that is made contiguous before the launch, and what about it demands that."""
+
+    operand: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a backend does for a problem; without calls it runs no kernel of this package."""
+
+    calls: tuple[KernelCall, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    workspaces: tuple[Workspace, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The backend that takes a problem and its steps.
+
+    `answers` holds what every backend said, in order of preference; `backend` is the first that
+    agreed.
+    """
+
+    problem: AttnProblem
+    arch: ArchSpec
+    direction: Direction
+    backend: str
+    answers: tuple[tuple[str, Support], ...]
+    steps: Steps
+
+    @property
+    def calls(self) -> tuple[KernelCall, ...]:
+        """Launches in order."""
+        return self.steps.calls
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """Operands to make contiguous first."""
+        return self.steps.copies
+
+    @property
+    def workspaces(self) -> tuple[Workspace, ...]:
+        """Scratch to allocate."""
+        return self.steps.workspaces
