@@ -1,4 +1,4 @@
-"""Arguments of an emulated call: CPU tensors that pose as device tensors, and the memory they span."""
+"""CPU tensors that pose as device tensors in an emulated call, and the memory they span."""
 
 import ctypes
 import dataclasses
@@ -28,7 +28,7 @@ class DeviceView:
         self.tensor = tensor.detach()
 
     def __dlpack__(self, **_: Any) -> Any:
-        from torch.utils.dlpack import to_dlpack
+        from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
         capsule = to_dlpack(self.tensor)
         get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -112,12 +112,13 @@ def _regions_in(label: str, value: Any) -> Iterator[Region]:
 def _describe(value: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int] | None:
     """Address, shape, strides in elements and element bytes of a torch or CuTe tensor."""
     import torch
-    from cutlass.cute.runtime import _Tensor
+    from cutlass.cute import runtime
 
     if isinstance(value, torch.Tensor):
         return value.data_ptr(), tuple(value.shape), value.stride(), value.itemsize
     # CuTe tensors report another class, so only their real type tells them apart.
-    if type(value) is _Tensor:
-        itemsize = max(value.element_type.width // 8, 1)
-        return value.data_ptr, tuple(value.shape), tuple(value.stride), itemsize
+    if type(value) is runtime._Tensor:
+        tensor: Any = value
+        itemsize = max(tensor.element_type.width // 8, 1)
+        return tensor.data_ptr, tuple(tensor.shape), tuple(tensor.stride), itemsize
     return None

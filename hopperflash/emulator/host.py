@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from hopperflash.emulator.errors import EmulationError
-
 from hopperflash.emulator.arguments import on_device
 from hopperflash.emulator.cuda_runtime import (
     CudaRuntime,
@@ -20,6 +18,7 @@ from hopperflash.emulator.cuda_runtime import (
     KernelLaunch,
     KernelSignature,
 )
+from hopperflash.emulator.errors import EmulationError
 
 _TVM_FFI_SYMBOLS = (
     "TVMFFIErrorSetRaisedFromCStr",
@@ -183,7 +182,7 @@ class HostProgram:
         trampoline = _SAFE_CALL(safe_call)
         self._keep_alive.append(trampoline)
         function = tvm_ffi.Function.__from_extern_c__(
-            ctypes.cast(trampoline, ctypes.c_void_p).value, keep_alive_object=trampoline
+            ctypes.cast(trampoline, ctypes.c_void_p).value or 0, keep_alive_object=trampoline
         )
         target = _with_keywords(self._compiled, function)
         execution_args = self._compiled.execution_args

@@ -1,0 +1,97 @@
+"""Register fragments of tensor-core instructions as plain matrices, and lane maps of ldmatrix.
+
+Register arrays have one row per register and one column per lane; several warps lie side by side,
+so a warpgroup has 128 columns. In a warp, lane 4*g + t belongs to group g and is its thread t.
+wgmma and mma.sync share these layouts: a warp owns 16 rows.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopperflash.emulator.element_types import ITEMSIZE, STORAGE, Float32, to_float32
+
+Registers = NDArray[np.uint32]
+Indices = NDArray[np.int64]
+
+GROUPS, THREADS = 8, 4
+WARP = GROUPS * THREADS
+
+
+def pack_accumulator(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Accumulator registers [n/2, 32*warps] that hold a [16*warps, n] matrix."""
+    rows, n = matrix.shape
+    split = matrix.reshape(rows // 16, 2, GROUPS, n // 8, THREADS, 2)
+    registers: NDArray[Any] = split.transpose(3, 1, 5, 0, 2, 4).reshape(n // 2, rows * 2)
+    return registers
+
+
+def unpack_accumulator(registers: NDArray[Any]) -> NDArray[Any]:
+    """The [16*warps, n] matrix in accumulator registers [n/2, 32*warps]."""
+    count, lanes = registers.shape
+    split = registers.reshape(count // 4, 2, 2, lanes // WARP, GROUPS, THREADS)
+    matrix: NDArray[Any] = split.transpose(3, 1, 4, 0, 5, 2).reshape(lanes // 2, count * 2)
+    return matrix
+
+
+def pack_half_accumulator(matrix: NDArray[np.uint16]) -> Registers:
+    """Registers [n/4, 32*warps] of a 16-bit accumulator: two neighbouring columns in each."""
+    words = np.ascontiguousarray(matrix).view(np.uint32)
+    rows, pairs = words.shape
+    split = words.reshape(rows // 16, 2, GROUPS, pairs // 4, THREADS)
+    registers: Registers = split.transpose(3, 1, 0, 2, 4).reshape(pairs // 2, rows * 2)
+    return registers
+
+
+def unpack_half_accumulator(registers: Registers) -> NDArray[np.uint16]:
+    """The 16-bit matrix [16*warps, n] in packed accumulator registers [n/4, 32*warps]."""
+    count, lanes = registers.shape
+    split = registers.reshape(count // 2, 2, lanes // WARP, GROUPS, THREADS)
+    words = split.transpose(2, 1, 3, 0, 4).reshape(lanes // 2, count * 2)
+    return np.ascontiguousarray(words).view(np.uint16)
+
+
+def fragment_a(registers: Registers, dtype: str) -> Float32:
+    """The A operand [16*warps, k] in registers [2 or 4 per instruction, 32*warps].
+
+    Registers of several instructions may follow each other: their k extents are joined.
+    """
+    count, lanes = registers.shape
+    per_register = 4 // ITEMSIZE[dtype]
+    elements = np.ascontiguousarray(registers).view(STORAGE[ITEMSIZE[dtype]])
+    split = elements.reshape(count // 2, 2, lanes // WARP, GROUPS, THREADS, per_register)
+    matrix = split.transpose(2, 1, 3, 0, 4, 5).reshape(lanes // 2, -1)
+    return to_float32(matrix, dtype)
+
+
+def fragment_b(registers: Registers, dtype: str) -> Float32:
+    """The B operand of mma.sync, [warps, 8 columns, k], in registers [1 or 2, 32*warps]."""
+    count, lanes = registers.shape
+    per_register = 4 // ITEMSIZE[dtype]
+    elements = np.ascontiguousarray(registers).view(STORAGE[ITEMSIZE[dtype]])
+    split = elements.reshape(count, lanes // WARP, GROUPS, THREADS, per_register)
+    matrix = split.transpose(1, 2, 0, 3, 4).reshape(lanes // WARP, GROUPS, -1)
+    return to_float32(matrix, dtype)
+
+
+@lru_cache(maxsize=8)
+def matrix_lanes(count: int) -> tuple[Indices, Indices]:
+    """ldmatrix/stmatrix of `count` 8x8 matrices of 16-bit elements, not transposed.
+
+    Returns, per (register, lane), the lane that supplies the row address and the byte offset
+    from it of the two elements in the register.
+    """
+    lane = np.arange(WARP)
+    source = 8 * np.arange(count)[:, None] + lane // THREADS
+    return source, np.broadcast_to(4 * (lane % THREADS), source.shape)
+
+
+@lru_cache(maxsize=8)
+def transposed_matrix_lanes(count: int) -> tuple[Indices, Indices]:
+    """As `matrix_lanes` for `.trans`: per (register, lane, half), one 16-bit element each."""
+    lane = np.arange(WARP)
+    row = 2 * (lane % THREADS)
+    source = 8 * np.arange(count)[:, None, None] + row[:, None] + np.arange(2)
+    return source, np.broadcast_to(2 * (lane // THREADS)[:, None], source.shape)
