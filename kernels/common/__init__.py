@@ -1,0 +1,1 @@
+"""Architecture-neutral device code on (M, N) views of an accumulator."""

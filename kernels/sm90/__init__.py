@@ -1,0 +1,1 @@
+"""Hopper kernels: TMA loads and stores, warpgroup MMA, producer/consumer warp specialisation."""

@@ -1,0 +1,87 @@
+"""`emulate`: inside it, CPU tensors execute the real kernels in the PTX emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopperflash.emulator import EmulationRun, launch
+from hopperflash.errors import InvalidArgument
+from hopperflash.plan import ArchSpec, arch_of
+
+SCHEDULES = ("eager", "lazy", "random")
+
+
+@dataclass(frozen=True)
+class EmulationSession:
+    """The architecture that CPU tensors are planned for, and how its kernels are scheduled."""
+
+    arch: ArchSpec
+    schedule: str
+    seed: int
+    progress: Callable[[int, int], None] | None = None
+    run: EmulationRun = field(default_factory=EmulationRun)
+
+    def launch(self, kernel: Any, operands: Sequence[Any]) -> None:
+        """Executes one compiled kernel and adds to the run's launches, counters and hazards."""
+        launch(
+            kernel,
+            *operands,
+            schedule=self.schedule,
+            seed=self.seed,
+            progress=self.progress,
+            run=self.run,
+        )
+
+
+_SESSION: ContextVar[EmulationSession | None] = ContextVar("hopperflash_emulation", default=None)
+
+
+def active() -> EmulationSession | None:
+    """The innermost `emulate` block around this call, if there is one."""
+    return _SESSION.get()
+
+
+@contextmanager
+def emulate(
+    arch: str = "sm_90a",
+    *,
+    schedule: str = "lazy",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[EmulationRun]:
+    """Plan CPU tensors for `arch` and execute its kernels without a GPU.
+
+    Args:
+        arch: a GPU target, such as "sm_90a".
+        schedule: when asynchronous work lands. "eager": at once; "lazy": as late as the rules
+            allow, so that a missing wait is seen; "random": in an order drawn from `seed`.
+        seed: the same seed gives the same run.
+        progress: called with (CTAs done, CTAs in the launch).
+
+    Yields:
+        The `EmulationRun`: `launches`, `counters`, `hazards`, `report()`.
+
+    Raises:
+        InvalidArgument: unknown arch or schedule.
+    """
+    spec, reasons = None, []
+    try:
+        spec = arch_of(arch)
+    except InvalidArgument as refused:
+        reasons.append(refused.headline)
+    if spec is not None and spec.name == "cpu":
+        reasons.append("arch 'cpu' is no GPU: leave `emulate` away to use the cpu backend")
+    if schedule not in SCHEDULES:
+        reasons.append(f"schedule {schedule!r}: give one of {', '.join(SCHEDULES)}")
+    if reasons or spec is None:
+        raise InvalidArgument("cannot emulate:", reasons)
+    session = EmulationSession(spec, schedule, seed, progress)
+    token = _SESSION.set(session)
+    try:
+        yield session.run
+    finally:
+        _SESSION.reset(token)

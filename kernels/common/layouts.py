@@ -1,0 +1,55 @@
+"""Views of register fragments: an accumulator as an (M, N) matrix and as an A operand."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+
+
+def mn_layout(acc_layout: cute.Layout) -> cute.Layout:
+    """((2, 2[, N/8]), MMA_M, MMA_N) -> (rows, columns) of one thread's share of an accumulator.
+
+    The first mode of an atom's fragment is (column pair, row pair[, column octet]); the tensor-core
+    generations differ only in whether the octet is part of the atom.
+    """
+    atom_shape, rows_shape, columns_shape = acc_layout.shape
+    atom_stride, rows_stride, columns_stride = acc_layout.stride
+    octet = slice(2, None)
+    return cute.make_layout(
+        (
+            (atom_shape[1], rows_shape),
+            (atom_shape[0], *atom_shape[octet], columns_shape),
+        ),
+        stride=(
+            (atom_stride[1], rows_stride),
+            (atom_stride[0], *atom_stride[octet], columns_stride),
+        ),
+    )
+
+
+def mn_view(acc: cute.Tensor) -> cute.Tensor:
+    """The (rows, columns) view of an accumulator or of its partitioned coordinates."""
+    return cute.make_tensor(acc.iterator, mn_layout(acc.layout))
+
+
+def operand_a_view(acc: cute.Tensor) -> cute.Tensor:
+    """An accumulator ((2, 2, N/8), MMA_M, MMA_N) as A fragments ((2, 2, 2), MMA_M, (N/16, MMA_N)).
+
+    For 16-bit operands both fragments give a thread the same elements, so no shuffle is needed.
+    """
+    divided = cute.logical_divide(acc.layout, ((None, None, 2), None, None))
+    shape, stride = divided.shape, divided.stride
+    return cute.make_tensor(
+        acc.iterator,
+        cute.make_layout(
+            (
+                (shape[0][0], shape[0][1], shape[0][2][0]),
+                shape[1],
+                (shape[0][2][1], shape[2]),
+            ),
+            stride=(
+                (stride[0][0], stride[0][1], stride[0][2][0]),
+                stride[1],
+                (stride[0][2][1], stride[2]),
+            ),
+        ),
+    )

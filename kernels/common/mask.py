@@ -1,0 +1,41 @@
+"""Masks on an (M, N) accumulator view: keys past the end and above the causal diagonal."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32
+
+from .block_range import Seqlens
+from .layouts import mn_view
+
+
+@cute.jit
+def mask_scores(
+    acc_S: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+    cS: cute.Tensor,  # identity (tile_m, tile_n)
+    thr_mma: cute.ThrMma,
+    thr_mma_origin: cute.ThrMma,  # the slice of thread 0: its columns are compile-time constants
+    first_row: Int32,
+    first_key: Int32,
+    seqlens: Seqlens,
+    causal: Constexpr[bool],
+):
+    """Set the scores of invisible keys to -inf.
+
+    A thread's columns are those of thread 0 shifted by its own first column, so comparing constants
+    with one shifted limit per row leaves a single compare and select per score.
+    """
+    acc_S_mn = mn_view(acc_S)
+    tScS_mn = mn_view(thr_mma.partition_C(cS))
+    t0ScS_mn = mn_view(thr_mma_origin.partition_C(cS))
+    thread_key = first_key + tScS_mn[0, 0][1]
+    for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
+        limit = seqlens.k
+        if cutlass.const_expr(causal):
+            row = first_row + tScS_mn[r, 0][0]
+            limit = min(row + 1 + seqlens.k - seqlens.q, seqlens.k)
+        columns = limit - thread_key
+        for c in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[1])):
+            visible = t0ScS_mn[0, c][1] < columns
+            acc_S_mn[r, c] = acc_S_mn[r, c] if visible else -Float32.inf

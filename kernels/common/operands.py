@@ -1,0 +1,24 @@
+"""Stand-ins for tensor arguments: kernels are compiled from signatures, never real tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_tensor
+
+_TMA_BYTES = 16
+
+
+def tma_operand(dtype: type[cutlass.Numeric], shape: tuple[Any, ...]) -> Any:
+    """A tensor that TMA can address: aligned base, last stride 1, others multiples of 16 bytes."""
+    step = _TMA_BYTES * 8 // dtype.width
+    strides = tuple(cute.sym_int64(divisibility=step) for _ in shape[:-1])
+    return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=_TMA_BYTES)
+
+
+def row_statistic(shape: tuple[Any, ...]) -> Any:
+    """An fp32 value a row, such as the LSE."""
+    strides = tuple(cute.sym_int64() for _ in shape[:-1])
+    return make_fake_tensor(cutlass.Float32, shape, (*strides, 1), assumed_align=4)

@@ -1,0 +1,79 @@
+"""The streaming softmax: running row maximum and sum, and the rescaling of what was summed before.
+
+Source: FlashAttention-2, arXiv 2307.08691, algorithm 1; here in base 2, with the scale folded into
+the exponent.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32
+
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2.0)
+_QUAD = 4  # lanes that hold one row of an accumulator
+
+
+class RowStats(NamedTuple):
+    """Running statistics of a thread's rows."""
+
+    row_max: cute.Tensor  # raw scores, before the scale; -inf while no key was seen
+    row_sum: cute.Tensor  # this thread's columns only, until `finish_rows` adds up the quad
+
+
+def make_row_stats(rows: int) -> RowStats:
+    """Statistics of `rows` rows before any key was seen."""
+    row_max = cute.make_rmem_tensor(rows, Float32)
+    row_sum = cute.make_rmem_tensor(rows, Float32)
+    row_max.fill(-Float32.inf)
+    row_sum.fill(0.0)
+    return RowStats(row_max, row_sum)
+
+
+@cute.jit
+def online_step(
+    acc_S_mn: cute.Tensor,  # scores in, probabilities relative to the running maximum out
+    stats: RowStats,
+    rescale: cute.Tensor,  # (rows,) out: factor of what was accumulated under the old maximum
+    scale_log2: Float32,
+    masked: Constexpr[bool],
+):
+    """One key block: update maximum and sum, turn scores into probabilities."""
+    for r in cutlass.range_constexpr(cute.size(stats.row_max)):
+        scores = acc_S_mn[r, None].load()
+        row_max_old = stats.row_max[r]
+        row_max = scores.reduce(cute.ReductionOp.MAX, row_max_old, 0)
+        row_max = cute.arch.warp_reduction_max(row_max, threads_in_group=_QUAD)
+        stats.row_max[r] = row_max
+        if cutlass.const_expr(masked):
+            # A row that has seen no key yet: -inf - -inf would be NaN.
+            row_max = Float32(0.0) if row_max == -Float32.inf else row_max
+        row_max_scaled = row_max * scale_log2
+        probabilities = cute.math.exp2(scores * scale_log2 - row_max_scaled, fastmath=True)
+        rescale[r] = cute.math.exp2(row_max_old * scale_log2 - row_max_scaled, fastmath=True)
+        stats.row_sum[r] = probabilities.reduce(
+            cute.ReductionOp.ADD, stats.row_sum[r] * rescale[r], 0
+        )
+        acc_S_mn[r, None].store(probabilities)
+
+
+@cute.jit
+def rescale_rows(acc_mn: cute.Tensor, factor: cute.Tensor):
+    """Multiply each row of an (M, N) view by its factor."""
+    for r in cutlass.range_constexpr(cute.size(factor)):
+        acc_mn[r, None].store(acc_mn[r, None].load() * factor[r])
+
+
+@cute.jit
+def finish_rows(stats: RowStats, inverse_sum: cute.Tensor, lse: cute.Tensor, scale: Float32):
+    """Fill 1 / row sum and the natural-log LSE; a row without keys gets 0 and -inf."""
+    for r in cutlass.range_constexpr(cute.size(stats.row_max)):
+        row_sum = cute.arch.warp_reduction_sum(stats.row_sum[r], threads_in_group=_QUAD)
+        empty = row_sum == 0.0
+        inverse_sum[r] = Float32(0.0) if empty else cute.arch.rcp_approx(row_sum)
+        log_sum = cute.math.log2(row_sum, fastmath=True) * LN_2
+        lse[r] = -Float32.inf if empty else stats.row_max[r] * scale + log_sum

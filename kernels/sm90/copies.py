@@ -1,0 +1,20 @@
+"""Register-to-shared copies by stmatrix."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import warp
+
+
+@cute.jit
+def store_accumulator(
+    mma: cute.TiledMma,
+    fragment: cute.Tensor,  # 16-bit, in the order of an accumulator of `mma`
+    sX: cute.Tensor,  # (tile_m, columns)
+    tidx: Int32,
+):
+    """Store a 16-bit accumulator tile to shared memory, four 8x8 matrices an instruction."""
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), sX.element_type)
+    thread_copy = cute.make_tiled_copy_C(atom, mma).get_slice(tidx)
+    cute.copy(atom, thread_copy.retile(fragment), thread_copy.partition_D(sX))

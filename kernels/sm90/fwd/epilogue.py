@@ -1,0 +1,90 @@
+"""The end of a tile: normalise, store LSE from registers and O through shared memory by TMA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, pipeline
+
+from hopperflash.plan.config import ForwardConfig
+
+from ...common import softmax
+from ...common.layouts import mn_view
+from .. import copies, tma, wgmma
+from .storage import SmemTensors
+
+_FIRST_BARRIER = 1  # named barrier 0 belongs to __syncthreads
+
+
+@dataclass(frozen=True)
+class EpilogueContext:
+    """Where a consumer warpgroup's rows go."""
+
+    config: Constexpr[ForwardConfig]
+    mma_O: cute.TiledMma
+    smem: SmemTensors
+    tma_O: tma.TmaTensor  # (seqlen_q, head_dim_v, heads_q, batch), one warpgroup's rows a copy
+    mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
+    m_block: Int32
+    head: Int32
+    batch: Int32
+    consumer_tidx: Int32
+    softmax_scale: Float32
+
+
+@cute.jit
+def epilogue(ctx: EpilogueContext, acc_O: cute.Tensor, stats: softmax.RowStats):
+    """O = acc_O / row_sum and LSE, for the rows that exist."""
+    inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
+    lse = cute.make_rmem_tensor_like(stats.row_sum)
+    softmax.finish_rows(stats, inverse_sum, lse, ctx.softmax_scale)
+    softmax.rescale_rows(mn_view(acc_O), inverse_sum)
+    store_lse(ctx, lse)
+    store_output(ctx, acc_O)
+
+
+@cute.jit
+def store_lse(ctx: EpilogueContext, lse: cute.Tensor):
+    """One lane of the four that hold a row writes its LSE."""
+    gLSE = ctx.mLSE[ctx.batch, ctx.head, None]
+    cO = cute.make_identity_tensor((ctx.config.tile_m, ctx.config.head_dim_v))
+    tOcO_mn = mn_view(ctx.mma_O.get_slice(ctx.consumer_tidx).partition_C(cO))
+    if tOcO_mn[0, 0][1] == 0:
+        for r in cutlass.range_constexpr(cute.size(lse)):
+            row = ctx.m_block * ctx.config.tile_m + tOcO_mn[r, 0][0]
+            if row < cute.size(gLSE):
+                gLSE[row] = lse[r]
+
+
+@cute.jit
+def store_output(ctx: EpilogueContext, acc_O: cute.Tensor):
+    """A warpgroup overwrites its own rows of Q, which only its own finished GEMMs have read."""
+    config = ctx.config
+    sO = ctx.smem.sO[None, None, 0]
+    rO = cute.make_rmem_tensor_like(acc_O, sO.element_type)
+    rO.store(acc_O.load().to(sO.element_type))
+    copies.store_accumulator(ctx.mma_O, rO, sO, ctx.consumer_tidx)
+
+    warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
+    # The TMA store reads through the async proxy what all four warps wrote.
+    cute.arch.fence_view_async_shared()
+    pipeline.NamedBarrier(
+        barrier_id=_FIRST_BARRIER + warpgroup_idx, num_threads=wgmma.THREADS_PER_WARPGROUP
+    ).arrive_and_wait()
+
+    rows = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)
+    gO = cute.local_tile(
+        ctx.tma_O.tensor[None, None, ctx.head, ctx.batch],
+        rows,
+        (ctx.m_block * config.consumer_warpgroups + warpgroup_idx, 0),
+    )
+    tOsO, tOgO = tma.partition(ctx.tma_O, cute.local_tile(sO, rows, (warpgroup_idx, 0)), gO)
+    warp_in_warpgroup = cute.arch.make_warp_uniform(
+        ctx.consumer_tidx % wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE
+    )
+    if warp_in_warpgroup == 0:
+        cute.copy(ctx.tma_O.atom, tOsO, tOgO)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

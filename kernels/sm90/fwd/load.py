@@ -1,0 +1,82 @@
+"""The producer warp: Q once, then K and V blocks from the diagonal to the first key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, pipeline
+
+from hopperflash.plan.config import ForwardConfig
+
+from .. import tma
+from .storage import Pipelines, SmemTensors
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """What the producer needs for one output tile."""
+
+    config: Constexpr[ForwardConfig]
+    tma_Q: tma.TmaTensor  # (seqlen_q, head_dim, heads_q, batch)
+    tma_K: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
+    tma_Vt: tma.TmaTensor  # (head_dim_v, seqlen_k, heads_k, batch)
+    smem: SmemTensors
+    pipelines: Pipelines
+    m_block: Int32
+    head: Int32
+    head_k: Int32
+    batch: Int32
+    key_blocks: Int32
+
+
+@cute.jit
+def load(ctx: LoadContext):
+    """Runs in one whole warp; the TMA copies elect their own lane."""
+    config = ctx.config
+    gQ = cute.local_tile(
+        ctx.tma_Q.tensor[None, None, ctx.head, ctx.batch],
+        (config.tile_m, config.head_dim),
+        (ctx.m_block, 0),
+    )  # (tile_m, head_dim)
+    gK = cute.local_tile(
+        ctx.tma_K.tensor[None, None, ctx.head_k, ctx.batch],
+        (config.tile_n, config.head_dim),
+        (None, 0),
+    )  # (tile_n, head_dim, key_blocks)
+    gVt = cute.local_tile(
+        ctx.tma_Vt.tensor[None, None, ctx.head_k, ctx.batch],
+        (config.head_dim_v, config.tile_n),
+        (0, None),
+    )  # (head_dim_v, tile_n, key_blocks)
+    tQsQ, tQgQ = tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
+    tKsK, tKgK = tma.partition(ctx.tma_K, ctx.smem.sK, gK)
+    tVsV, tVgV = tma.partition(ctx.tma_Vt, ctx.smem.sVt, gVt)
+
+    state_Q = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+    state_KV = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages_kv)
+    ring_Q, ring_K, ring_V = ctx.pipelines
+
+    if ctx.key_blocks > 0:
+        ring_Q.producer_acquire(state_Q)
+        cute.copy(
+            ctx.tma_Q.atom, tQgQ, tQsQ[None, 0], tma_bar_ptr=ring_Q.producer_get_barrier(state_Q)
+        )
+    for block in cutlass.range(ctx.key_blocks, unroll=1):
+        n_block = ctx.key_blocks - 1 - block
+        ring_K.producer_acquire(state_KV)
+        cute.copy(
+            ctx.tma_K.atom,
+            tKgK[None, n_block],
+            tKsK[None, state_KV.index],
+            tma_bar_ptr=ring_K.producer_get_barrier(state_KV),
+        )
+        ring_V.producer_acquire(state_KV)
+        cute.copy(
+            ctx.tma_Vt.atom,
+            tVgV[None, n_block],
+            tVsV[None, state_KV.index],
+            tma_bar_ptr=ring_V.producer_get_barrier(state_KV),
+        )
+        state_KV.advance()

@@ -1,0 +1,122 @@
+"""Shared memory of the Hopper forward: operand layouts, the storage struct, the pipelines over it."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import pipeline
+from cutlass.cute.nvgpu import OperandMajorMode
+
+from hopperflash.plan.config import ForwardConfig, POperand
+
+from .. import wgmma
+
+_ALIGNMENT = 1024  # a 128-byte swizzle repeats every 8 rows of 128 bytes
+_WARPS_PER_WARPGROUP = 4
+
+
+@dataclass(frozen=True)
+class SmemLayouts:
+    """Staged layouts: Q and O share memory, V is transposed, P exists only as a shared operand."""
+
+    Q: Any  # (tile_m, head_dim, 1)
+    K: Any  # (tile_n, head_dim, stages)
+    Vt: Any  # (head_dim_v, tile_n, stages)
+    O: Any  # (tile_m, head_dim_v, 1)  # noqa: E741
+    P: Any  # (tile_m, tile_n, 1) or None
+
+
+class SmemTensors(NamedTuple):
+    """The operands in shared memory."""
+
+    sQ: cute.Tensor
+    sK: cute.Tensor
+    sVt: cute.Tensor
+    sO: cute.Tensor
+    sP: Any  # cute.Tensor or None
+
+
+class Pipelines(NamedTuple):
+    """Full/empty mbarrier rings from the producer warp to the consumer warpgroups."""
+
+    Q: pipeline.PipelineTmaAsync
+    K: pipeline.PipelineTmaAsync
+    V: pipeline.PipelineTmaAsync
+
+
+def smem_layouts(config: ForwardConfig, dtype: type[cutlass.Numeric]) -> SmemLayouts:
+    """Layouts of one CTA's tiles for 16-bit operands."""
+    k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+    stages = config.stages_kv
+    shared_P = config.p_operand is POperand.SHARED
+    return SmemLayouts(
+        Q=wgmma.smem_layout(dtype, (config.tile_m, config.head_dim), 1, k_major),
+        K=wgmma.smem_layout(dtype, (config.tile_n, config.head_dim), stages, k_major),
+        Vt=wgmma.smem_layout(dtype, (config.head_dim_v, config.tile_n), stages, mn_major),
+        O=wgmma.smem_layout(dtype, (config.tile_m, config.head_dim_v), 1, k_major),
+        P=wgmma.smem_layout(dtype, (config.tile_m, config.tile_n), 1, k_major)
+        if shared_P
+        else None,
+    )
+
+
+def storage_struct(
+    config: ForwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
+) -> type:
+    """The CTA's shared memory; `hopperflash.plan.budget` does the same arithmetic on the host."""
+    cosize_QO = max(cute.cosize(layouts.Q), cute.cosize(layouts.O))
+    cosize_P = 0 if layouts.P is None else cute.cosize(layouts.P)
+
+    @cute.struct
+    class SharedStorage:
+        barriers_Q: cute.struct.MemRange[cutlass.Int64, 2]
+        barriers_K: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_kv]
+        barriers_V: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_kv]
+        sQO: cute.struct.Align[cute.struct.MemRange[dtype, cosize_QO], _ALIGNMENT]
+        sK: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts.K)], _ALIGNMENT]
+        sV: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts.Vt)], _ALIGNMENT]
+        sP: cute.struct.Align[cute.struct.MemRange[dtype, cosize_P], _ALIGNMENT]
+
+    return SharedStorage
+
+
+def smem_tensors(storage: Any, layouts: SmemLayouts) -> SmemTensors:
+    """Typed views of the storage; the swizzle travels in the pointer, as wgmma and TMA need it."""
+
+    def view(memory: Any, layout: Any) -> cute.Tensor:
+        return memory.get_tensor(layout.outer, swizzle=layout.inner)
+
+    return SmemTensors(
+        sQ=view(storage.sQO, layouts.Q),
+        sK=view(storage.sK, layouts.K),
+        sVt=view(storage.sV, layouts.Vt),
+        sO=view(storage.sQO, layouts.O),
+        sP=None if layouts.P is None else view(storage.sP, layouts.P),
+    )
+
+
+def make_pipelines(
+    storage: Any, config: ForwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
+) -> Pipelines:
+    """One elected producer thread arrives with the bytes; each consumer warp releases once."""
+    producer = pipeline.CooperativeGroup(pipeline.Agent.Thread)
+    consumers = pipeline.CooperativeGroup(
+        pipeline.Agent.Thread, config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+    )
+
+    def ring(barriers: Any, layout: Any, stages: int) -> pipeline.PipelineTmaAsync:
+        return pipeline.PipelineTmaAsync.create(
+            barrier_storage=barriers.data_ptr(),
+            num_stages=stages,
+            producer_group=producer,
+            consumer_group=consumers,
+            tx_count=cute.size_in_bytes(dtype, cute.select(layout, mode=[0, 1])),
+            defer_sync=True,
+        )
+
+    return Pipelines(
+        Q=ring(storage.barriers_Q, layouts.Q, 1),
+        K=ring(storage.barriers_K, layouts.K, config.stages_kv),
+        V=ring(storage.barriers_V, layouts.Vt, config.stages_kv),
+    )

@@ -1,0 +1,74 @@
+"""Warpgroup MMA: swizzled shared layouts, tiled MMAs and the GEMM over one tile's K extent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+_Kind = warpgroup.SmemLayoutAtomKind
+_SWIZZLED_KINDS = {
+    OperandMajorMode.K: ((128, _Kind.K_SW128), (64, _Kind.K_SW64), (32, _Kind.K_SW32)),
+    OperandMajorMode.MN: ((128, _Kind.MN_SW128), (64, _Kind.MN_SW64), (32, _Kind.MN_SW32)),
+}
+THREADS_PER_WARPGROUP = 128
+ROWS_PER_WARPGROUP = 64
+
+
+def smem_layout(
+    dtype: type[cutlass.Numeric], shape: tuple[int, int], stages: int, major: OperandMajorMode
+) -> cute.ComposedLayout:
+    """Staged shared layout (MN, K, stages) in the widest swizzle that the contiguous extent allows."""
+    extent, order = (shape[1], (0, 1, 2)) if major is OperandMajorMode.K else (shape[0], (1, 0, 2))
+    contiguous_bytes = extent * dtype.width // 8
+    kind = next(kind for width, kind in _SWIZZLED_KINDS[major] if contiguous_bytes % width == 0)
+    atom = warpgroup.make_smem_layout_atom(kind, dtype)
+    return cute.tile_to_shape(atom, (*shape, stages), order=order)
+
+
+def row_slice(layout: cute.ComposedLayout, shape: tuple[int, int]) -> cute.ComposedLayout:
+    """The layout of the first (rows, columns) of a staged shared tile, strides kept."""
+    rows_columns = cute.select(cute.tiled_divide(layout.outer, shape), mode=[0])
+    outer = cute.make_layout(rows_columns.shape[0], stride=rows_columns.stride[0])
+    return cute.make_composed_layout(layout.inner, 0, outer)
+
+
+def tiled_mma(
+    dtype: type[cutlass.Numeric],
+    tile_mn: tuple[int, int],
+    a_source: warpgroup.OperandSource,
+    b_major: OperandMajorMode,
+) -> cute.TiledMma:
+    """One m64nNk16 atom per warpgroup, the warpgroups stacked along M, fp32 accumulation."""
+    tile_m, tile_n = tile_mn
+    op = warpgroup.MmaF16BF16Op(
+        dtype, Float32, (ROWS_PER_WARPGROUP, tile_n, 16), a_source, OperandMajorMode.K, b_major
+    )
+    return cute.make_tiled_mma(cute.make_mma_atom(op), (tile_m // ROWS_PER_WARPGROUP, 1, 1))
+
+
+def warpgroup_slice(mma: cute.TiledMma, warpgroup_idx: Any) -> Any:
+    """The slice whose shared-memory fragments are uniform over a warpgroup."""
+    return mma.get_slice(warpgroup_idx * THREADS_PER_WARPGROUP)
+
+
+@cute.jit
+def gemm(
+    mma: cute.TiledMma,
+    acc: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+    fragments_A: cute.Tensor,  # (MMA, MMA_M, MMA_K)
+    fragments_B: cute.Tensor,  # (MMA, MMA_N, MMA_K)
+    accumulate: Constexpr[bool],
+):
+    """acc (+)= A B^T as one committed group of wgmmas; the caller waits for it."""
+    # An atom of its own: setting a field of `mma` here would leak out of the caller's loop.
+    atom = cute.make_mma_atom(mma.op)
+    atom.set(warpgroup.Field.ACCUMULATE, accumulate)
+    warpgroup.fence()
+    for k in cutlass.range_constexpr(cute.size(fragments_A, mode=[2])):
+        cute.gemm(atom, acc, fragments_A[None, None, k], fragments_B[None, None, k], acc)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
