@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopperflash.emulator.errors import EmulationError
+from .errors import EmulationError
 
 Dim3 = tuple[int, int, int]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopperflash.emulator.numeric import bf16_to_f32, f32_to_bf16, f32_to_f16
+from .numeric import bf16_to_f32, f32_to_bf16, f32_to_f16
 
 Bits = NDArray[Any]
 Float32 = NDArray[np.float32]

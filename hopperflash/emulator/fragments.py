@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopperflash.emulator.element_types import ITEMSIZE, STORAGE, Float32, to_float32
+from .element_types import ITEMSIZE, STORAGE, Float32, to_float32
 
 Registers = NDArray[np.uint32]
 Indices = NDArray[np.int64]

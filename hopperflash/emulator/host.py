@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from hopperflash.emulator.arguments import on_device
-from hopperflash.emulator.cuda_runtime import (
+from .arguments import on_device
+from .cuda_runtime import (
     CudaRuntime,
     DeviceFacts,
     KernelLaunch,
     KernelSignature,
 )
-from hopperflash.emulator.errors import EmulationError
+from .errors import EmulationError
 
 _TVM_FFI_SYMBOLS = (
     "TVMFFIErrorSetRaisedFromCStr",

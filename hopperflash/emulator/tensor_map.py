@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hopperflash.emulator.element_types import STORAGE, from_float32, to_float32
-from hopperflash.emulator.errors import InvalidDescriptor
-from hopperflash.emulator.swizzle import GRANULE, PATTERN_BYTES, as_granules, swizzled_granules
+from .element_types import STORAGE, from_float32, to_float32
+from .errors import InvalidDescriptor
+from .swizzle import GRANULE, PATTERN_BYTES, as_granules, swizzled_granules
 
 DESCRIPTOR_BYTES = 64  # the rest of the 128-byte object is not read, and often uninitialised
 
@@ -51,7 +51,7 @@ _FILL_NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "tf32": 0x7FFFFFF
 class Memory(Protocol):
     """What box transfers need of global memory."""
 
-    def view(self, addr: int, nbytes: int) -> Bytes:
+    def view(self, addr: int, nbytes: int, write: bool = False) -> Bytes:
         """The bytes at an address, without a copy; refused where nothing is registered."""
         ...
 
@@ -145,7 +145,9 @@ class _Overlap(NamedTuple):
     """Where they sit in the box, outermost dimension first."""
 
 
-def _overlap(m: TensorMap, coords: Sequence[int], memory: Memory) -> _Overlap | None:
+def _overlap(
+    m: TensorMap, coords: Sequence[int], memory: Memory, write: bool = False
+) -> _Overlap | None:
     if len(coords) != m.rank:
         raise InvalidDescriptor(f"{len(coords)} coordinates for a tensor map of rank {m.rank}")
     offset, last = 0, 0
@@ -163,7 +165,7 @@ def _overlap(m: TensorMap, coords: Sequence[int], memory: Memory) -> _Overlap | 
         strides.append(stride if extent > 1 else 0)
         window.append(slice(begin, begin + extent))
     # Ragged tensors rely on addresses that wrap around.
-    data = memory.view((m.address + offset) % _ADDRESS_SPACE, last + m.element.itemsize)
+    data = memory.view((m.address + offset) % _ADDRESS_SPACE, last + m.element.itemsize, write)
     region: NDArray[Any] = np.ndarray(
         shape[::-1], dtype=STORAGE[m.element.itemsize], buffer=data, strides=strides[::-1]
     )
@@ -194,7 +196,7 @@ def load_box(m: TensorMap, coords: Sequence[int], memory: Memory) -> tuple[Bytes
 
 def store_box(m: TensorMap, coords: Sequence[int], packed: Bytes, memory: Memory) -> int:
     """Writes the part of a packed box that lies in the tensor; returns its bytes."""
-    overlap = _overlap(m, coords, memory)
+    overlap = _overlap(m, coords, memory, write=True)
     if overlap is None:
         return 0
     overlap.region[...] = _as_box(m, packed)[overlap.window]
@@ -203,7 +205,7 @@ def store_box(m: TensorMap, coords: Sequence[int], packed: Bytes, memory: Memory
 
 def reduce_box(m: TensorMap, coords: Sequence[int], packed: Bytes, memory: Memory, op: str) -> int:
     """Combines a packed box into the tensor (`add`, `min`, `and`, ...); returns its bytes."""
-    overlap = _overlap(m, coords, memory)
+    overlap = _overlap(m, coords, memory, write=True)
     if overlap is None:
         return 0
     update = _as_box(m, packed)[overlap.window]

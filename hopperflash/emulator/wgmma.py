@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hopperflash.emulator.element_types import ITEMSIZE, STORAGE, Float32, from_float32, to_float32
-from hopperflash.emulator.errors import InvalidDescriptor
-from hopperflash.emulator.fragments import (
+from .element_types import ITEMSIZE, STORAGE, Float32, from_float32, to_float32
+from .errors import InvalidDescriptor
+from .fragments import (
     Registers,
     pack_accumulator,
     pack_half_accumulator,
     unpack_half_accumulator,
 )
-from hopperflash.emulator.swizzle import (
+from .swizzle import (
     GRANULE,
     PATTERN_BYTES,
     Indices,

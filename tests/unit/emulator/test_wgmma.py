@@ -69,17 +69,15 @@ def test_operand_elements(rows, itemsize, mn_major, swizzle, lbo, sbo):
         )
         for row in range(rows):
             for column in range(k):
-                address = element_address(
-                    (start, lbo, sbo, swizzle), row, column, itemsize, mn_major
-                )
+                desc = (start, lbo, sbo, swizzle)
+                address = element_address(desc, row, column, itemsize, mn_major)
                 assert offsets[row, column] == address
                 assert bits[row, i * k + column] == words[(address - BASE) // itemsize]
 
 
 def test_read_operand_converts():
-    shared = SimpleNamespace(
-        base=BASE, data=np.random.default_rng(1).integers(0, 64, 32768, np.uint8)
-    )
+    data = np.random.default_rng(1).integers(0, 64, 32768, np.uint8)
+    shared = SimpleNamespace(base=BASE, data=data)
     for mn_major, lbo in ((False, 16), (True, 8192)):
         descriptors = [describe(BASE, lbo, 1024, 128)]
         bits = wgmma.operand_bits(shared, descriptors, 64, 16, 2, mn_major)

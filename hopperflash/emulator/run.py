@@ -1,0 +1,209 @@
+"""`launch`: execute a compiled CuTe DSL function on CPU tensors, and what an execution records."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .arguments import memory_regions
+from .counters import Counters
+from .cuda_runtime import DeviceFacts, Dim3, KernelLaunch, KernelSignature
+from .errors import EmulationError
+from .host import HostProgram
+from .memory import GlobalMemory
+from .ptx_ir import Kernel, Module
+from .ptx_parser import parse_module
+
+Progress = Callable[[int, int], None]
+
+_CACHE = "_hopperflash_emulation"
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """One kernel launch as the host code configured it."""
+
+    kernel_name: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    shared_bytes: int
+    """Static and dynamic shared memory of a CTA."""
+    registers_set: tuple[int, ...] = ()
+    """Register counts that warps set for themselves (setmaxnreg)."""
+
+
+@dataclass
+class EmulationRun:
+    """What was executed; several calls may add to one run."""
+
+    launches: list[LaunchInfo] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    """Totals over all launches; see `Counters` for the names."""
+    hazards: list[str] = field(default_factory=list)
+    """Races and missing fences that were observed; empty where clean."""
+
+    def add(self, info: LaunchInfo, counters: Mapping[str, int]) -> None:
+        """Appends a launch and adds its counters."""
+        self.launches.append(info)
+        for name, value in counters.items():
+            self.counters[name] = self.counters.get(name, 0) + value
+
+    def report(self) -> str:
+        """Launches, counters and hazards as text tables."""
+        header = ("grid", "block", "cluster", "smem", "setmaxnreg", "kernel")
+        rows = [
+            (
+                _dims(info.grid),
+                _dims(info.block),
+                _dims(info.cluster),
+                str(info.shared_bytes),
+                " ".join(map(str, info.registers_set)) or "-",
+                _shorten(info.kernel_name),
+            )
+            for info in self.launches
+        ]
+        totals = [(name, f"{value:,}") for name, value in self.counters.items() if value]
+        sections = [_table([header, *rows]), _table(totals)]
+        if self.hazards:
+            sections.append("\n".join(["hazards:", *(f"  {text}" for text in self.hazards)]))
+        else:
+            sections.append("no hazards")
+        return "\n\n".join(section for section in sections if section)
+
+
+def launch(
+    compiled: Any,
+    *args: Any,
+    schedule: str = "lazy",
+    seed: int = 0,
+    progress: Progress | None = None,
+    run: EmulationRun | None = None,
+    buffers: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> EmulationRun:
+    """Execute the result of `cute.compile` on CPU tensors.
+
+    The host code runs as compiled and every kernel it launches runs in the emulator, in order;
+    results land in the tensors that were passed.
+
+    Args:
+        compiled: compiled with `--keep-ptx`, with or without `--enable-tvm-ffi`.
+        args: what a GPU call would take, with torch CPU tensors for device tensors. A plain
+            function takes `cute.runtime.from_dlpack(...)` tensors and a stream.
+        schedule: when asynchronous work lands: "eager", "lazy" or "random".
+        seed: seed of the random schedule.
+        progress: called with (CTAs done, CTAs in the launch).
+        run: an earlier run to add to.
+        buffers: tensors, by name, that kernels reach through raw pointers.
+        kwargs: keyword arguments of the compiled function.
+
+    Raises:
+        EmulationError: the kernel did something the machine cannot or must not do.
+        Exception: whatever the host code itself raises, such as a dtype mismatch.
+    """
+    from .machine import Launch, run_kernel
+
+    program = _program_of(compiled)
+    record = EmulationRun() if run is None else run
+    memory = GlobalMemory()
+    for region in memory_regions(program.names, args, {**kwargs, **(buffers or {})}):
+        memory.add(region.start, region.nbytes, region.name)
+
+    def on_launch(captured: KernelLaunch) -> None:
+        kernel = program.module.kernels[captured.kernel_name]
+        counters = Counters()
+        try:
+            run_kernel(
+                Launch(
+                    kernel=kernel,
+                    grid=captured.grid,
+                    block=captured.block,
+                    cluster=captured.cluster,
+                    shared_bytes=captured.shared_bytes,
+                    params=list(captured.parameters),
+                ),
+                memory,
+                schedule=schedule,
+                seed=seed,
+                counters=counters,
+                hazards=record.hazards,
+                progress=progress,
+            )
+        finally:
+            info = LaunchInfo(
+                kernel_name=captured.kernel_name,
+                grid=captured.grid,
+                block=captured.block,
+                cluster=captured.cluster,
+                shared_bytes=captured.shared_bytes + _static_shared_bytes(kernel),
+                registers_set=tuple(counters.registers_set),
+            )
+            record.add(info, counters.as_dict())
+
+    program.host.run(args, kwargs, on_launch)
+    return record
+
+
+class _Program(NamedTuple):
+    host: HostProgram
+    module: Module
+    names: tuple[str, ...]
+
+
+def _program_of(compiled: Any) -> _Program:
+    """The parsed kernels and host program of a compiled function; made once and kept on it."""
+    cached: _Program | None = getattr(compiled, _CACHE, None)
+    if cached is not None:
+        return cached
+    ptx = getattr(compiled, "__ptx__", None)
+    if not ptx:
+        raise EmulationError(
+            "the compiled function carries no PTX: compile it with options='--keep-ptx'"
+        )
+    module = parse_module(ptx)
+    kernels = {
+        name: KernelSignature(
+            tuple(param.size for param in kernel.params), _static_shared_bytes(kernel)
+        )
+        for name, kernel in module.kernels.items()
+    }
+    host = HostProgram(compiled, kernels, DeviceFacts.of_target(module.target))
+    program = _Program(host, module, _argument_names(compiled))
+    setattr(compiled, _CACHE, program)
+    return program
+
+
+def _argument_names(compiled: Any) -> tuple[str, ...]:
+    wrapper = getattr(compiled, "_kwargs_wrapper", None)
+    signature = (
+        inspect.signature(wrapper) if wrapper is not None else compiled.execution_args.signature
+    )
+    return tuple(signature.parameters)
+
+
+def _static_shared_bytes(kernel: Kernel) -> int:
+    return sum(v.size for v in kernel.variables.values() if v.space == "shared")
+
+
+def _dims(dim: Dim3) -> str:
+    return "x".join(map(str, dim))
+
+
+def _shorten(name: str, limit: int = 60) -> str:
+    return name if len(name) <= limit else name[: limit - 3] + "..."
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
