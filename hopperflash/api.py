@@ -143,9 +143,7 @@ def explain(
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, arch: str | None, **options: Any
 ) -> tuple[AttnProblem, ArchSpec]:
-    alibi_slopes = options.pop("alibi_slopes", None)
-    problem = build_problem(
-        *(tensors.facts(t) for t in tensors.autocast(q, k, v)),
-        AttnOptions(alibi=alibi_slopes is not None, **options),
-    )
+    alibi = options.pop("alibi_slopes", None) is not None
+    q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.autocast(q, k, v))
+    problem = build_problem(q_facts, k_facts, v_facts, AttnOptions(alibi=alibi, **options))
     return problem, device.target_arch(q.device, arch)

@@ -16,7 +16,7 @@ class TmaTensor(NamedTuple):
 
 
 def sequence_major(mX: cute.Tensor) -> cute.Tensor:
-    """(batch, seqlen, heads, head_dim) -> (seqlen, head_dim, heads, batch): the tile modes first."""
+    """(batch, seqlen, heads, head_dim) -> (seqlen, head_dim, heads, batch): tile modes first."""
     return cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=[1, 3, 2, 0]))
 
 
@@ -40,7 +40,7 @@ def store_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, in
 
 
 def partition(tma: TmaTensor, sX: cute.Tensor, gX: cute.Tensor) -> tuple[Any, Any]:
-    """Shared (TMA, stages...) and global (TMA, tiles...) of a tile whose first two modes are copied."""
+    """Shared (TMA, stages...) and global (TMA, tiles...); a tile is the first two modes."""
     return cpasync.tma_partition(
         tma.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
     )

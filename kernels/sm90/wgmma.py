@@ -21,7 +21,7 @@ ROWS_PER_WARPGROUP = 64
 def smem_layout(
     dtype: type[cutlass.Numeric], shape: tuple[int, int], stages: int, major: OperandMajorMode
 ) -> cute.ComposedLayout:
-    """Staged shared layout (MN, K, stages) in the widest swizzle that the contiguous extent allows."""
+    """Staged shared layout (MN, K, stages) in the widest swizzle its contiguous extent allows."""
     extent, order = (shape[1], (0, 1, 2)) if major is OperandMajorMode.K else (shape[0], (1, 0, 2))
     contiguous_bytes = extent * dtype.width // 8
     kind = next(kind for width, kind in _SWIZZLED_KINDS[major] if contiguous_bytes % width == 0)

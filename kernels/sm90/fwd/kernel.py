@@ -12,7 +12,7 @@ Pipelines (full and empty mbarriers a stage), producer -> consumers:
 
 Timeline of a CTA with two stages, key blocks j = n-1 .. 0:
     load    Q K(n-1) V(n-1) K(n-2) V(n-2) | K(n-3) waits for S(n-1) | V(n-3) for PV(n-1) | ...
-    mma     wait Q | wait K(j), S = Q K^T, mask if on the boundary, softmax, wait V(j), O += P V | ...
+    mma     wait Q | wait K(j), S = Q K^T, mask on the boundary, softmax, wait V(j), O += P V
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ForwardSm90:
         )
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlens = Seqlens(q=seqlen_q, k=mK.shape[1])
-        self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True)
+        self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             kernel_operands,
             seqlens,

@@ -150,7 +150,7 @@ def one_key_block(
 
 @cute.jit
 def probabilities_operand(ctx: MmaContext, fragments: Fragments, acc_S: cute.Tensor):
-    """P in the input dtype as the A operand of O += P V: registers, or the warpgroup's rows of sP."""
+    """P in the input dtype as the A operand of O += P V: in registers, or in its rows of sP."""
     dtype = ctx.smem.sQ.element_type
     acc_P = operand_a_view(acc_S)
     rP = cute.make_rmem_tensor_like(acc_P, dtype)

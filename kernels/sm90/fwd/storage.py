@@ -1,4 +1,4 @@
-"""Shared memory of the Hopper forward: operand layouts, the storage struct, the pipelines over it."""
+"""Shared memory of the Hopper forward: operand layouts, storage struct, pipelines."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
