@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import get_args
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
@@ -27,6 +28,12 @@ def make_plan(problem: AttnProblem, arch: ArchSpec, direction: Direction = "forw
 
     Raises `UnsupportedProblem` with the reasons of every backend where none does.
     """
+    return _plan(problem, arch, direction)
+
+
+@lru_cache(maxsize=1024)
+def _plan(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> LaunchPlan:
+    """`make_plan`, remembered: training repeats the same few problems in every step."""
     answers = _ask(problem, arch, direction)
     for backend, (_, answer) in zip(BACKENDS, answers, strict=True):
         if answer:

@@ -19,5 +19,7 @@ class DType(Enum):
     @classmethod
     def of(cls, name: str) -> DType | None:
         """The type called `name` ("float16", "torch.float16"), or None where it is not one."""
-        short = name.removeprefix("torch.")
-        return next((dtype for dtype in cls if dtype.value == short), None)
+        try:
+            return cls(name.removeprefix("torch."))
+        except ValueError:
+            return None

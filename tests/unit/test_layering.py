@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     {"errors", "env"},
     {"problem"},
-    {"plan", "reference", "streaming"},
+    {"plan", "reference", "streaming", "tolerance"},
     {"kernels", "analysis"},
     {"runtime"},
     {"ops"},

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
-from hopperflash.plan import POperand, arch_of, make_plan, sm90, supports, tiles_sm90
+from hopperflash.plan import POperand, arch_of, make_plan, planner, sm90, supports, tiles_sm90
 from hopperflash.plan.backends import BACKENDS
 from hopperflash.problem import AttnOptions
 from tests.support.problems import Sizes, facts, problem, with_operand
@@ -32,7 +32,13 @@ def test_hopper_forward(head_dim, causal):
 
 
 def test_plans_are_values():
-    one, other = (make_plan(problem(), SM90) for _ in range(2))
+    strided = facts(2, 200, 4, 64, strides=(52800, 264, 66, 1))
+    given = with_operand(problem(), "q", strided)
+    one = make_plan(given, SM90)
+    planner._plan.cache_clear()
+    other = make_plan(given, SM90)
+    assert one.copies
+    assert one is not other
     assert one == other
     assert hash(one) == hash(other)
     assert pickle.loads(pickle.dumps(one)) == one
@@ -96,6 +102,7 @@ def test_refusal_lists_every_backend():
 def test_infeasible_tile_is_refused_with_its_numbers(monkeypatch):
     row = tiles_sm90.Tile(64, tiles_sm90.ANY, 192, 256, POperand.REGISTERS, "an edit")
     monkeypatch.setattr(tiles_sm90, "FORWARD_TILES", (row,))
+    planner._plan.cache_clear()
     with pytest.raises(UnsupportedProblem, match="tile 192x256 at head_dim 64") as refused:
         make_plan(problem(), SM90)
     assert "acc_S 128, acc_O 32, P 64, overhead 24" in str(refused.value)
