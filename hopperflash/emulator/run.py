@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -104,47 +104,65 @@ def launch(
         EmulationError: the kernel did something the machine cannot or must not do.
         Exception: whatever the host code itself raises, such as a dtype mismatch.
     """
-    from .machine import Launch, run_kernel
-
     program = _program_of(compiled)
     record = EmulationRun() if run is None else run
     memory = GlobalMemory()
     for region in memory_regions(program.names, args, {**kwargs, **(buffers or {})}):
         memory.add(region.start, region.nbytes, region.name)
+    policy = _Policy(schedule, seed, progress)
 
     def on_launch(captured: KernelLaunch) -> None:
-        kernel = program.module.kernels[captured.kernel_name]
-        counters = Counters()
-        try:
-            run_kernel(
-                Launch(
-                    kernel=kernel,
-                    grid=captured.grid,
-                    block=captured.block,
-                    cluster=captured.cluster,
-                    shared_bytes=captured.shared_bytes,
-                    params=list(captured.parameters),
-                ),
-                memory,
-                schedule=schedule,
-                seed=seed,
-                counters=counters,
-                hazards=record.hazards,
-                progress=progress,
-            )
-        finally:
-            info = LaunchInfo(
-                kernel_name=captured.kernel_name,
-                grid=captured.grid,
-                block=captured.block,
-                cluster=captured.cluster,
-                shared_bytes=captured.shared_bytes + _static_shared_bytes(kernel),
-                registers_set=tuple(counters.registers_set),
-            )
-            record.add(info, counters.as_dict())
+        _execute(program.module.kernels[captured.kernel_name], captured, memory, policy, record)
 
     program.host.run(args, kwargs, on_launch)
     return record
+
+
+class _Policy(NamedTuple):
+    schedule: str
+    seed: int
+    progress: Progress | None
+
+
+def _execute(
+    kernel: Kernel,
+    captured: KernelLaunch,
+    memory: GlobalMemory,
+    policy: _Policy,
+    record: EmulationRun,
+) -> None:
+    """Runs one kernel; a launch that fails is recorded too, up to where it came."""
+    from .machine import Launch, run_kernel
+
+    counters = Counters()
+    request = Launch(
+        kernel=kernel,
+        grid=captured.grid,
+        block=captured.block,
+        cluster=captured.cluster,
+        shared_bytes=captured.shared_bytes,
+        params=list(captured.parameters),
+    )
+    try:
+        run_kernel(
+            request,
+            memory,
+            schedule=policy.schedule,
+            seed=policy.seed,
+            counters=counters,
+            hazards=record.hazards,
+            progress=policy.progress,
+        )
+    finally:
+        info = LaunchInfo(
+            kernel_name=captured.kernel_name,
+            grid=captured.grid,
+            block=captured.block,
+            cluster=captured.cluster,
+            shared_bytes=captured.shared_bytes + _static_shared_bytes(kernel),
+            registers_set=tuple(counters.registers_set),
+        )
+        record.add(info, counters.as_dict())
 
 
 class _Program(NamedTuple):
@@ -196,7 +214,7 @@ def _shorten(name: str, limit: int = 60) -> str:
     return name if len(name) <= limit else name[: limit - 3] + "..."
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     if not rows:
         return ""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

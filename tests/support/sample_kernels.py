@@ -1,5 +1,6 @@
 """Two small Hopper kernels that exercise the emulator: a TMA copy and a one-warpgroup GEMM."""
 
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import cutlass
@@ -185,8 +186,11 @@ class SmallGemm:
 def compile_kernel(host: Any, *tensors: Any, tvm_ffi: bool = True, keep: str = "") -> Any:
     """Compiles a sample for sm_90a and keeps its PTX; the stream is added here."""
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=tvm_ffi)
-    options = "--gpu-arch sm_90a --keep-ptx" + (" --enable-tvm-ffi" if tvm_ffi else "")
-    return cute.compile(host, *tensors, stream, options=f"{options} {keep}")
+    kind = "--enable-tvm-ffi" if tvm_ffi else ""
+    # Kernels share file names: a folder of its own keeps every kernel's PTX apart.
+    with TemporaryDirectory() as folder:
+        options = f"--gpu-arch sm_90a --keep-ptx {keep} {kind} --dump-dir {folder}"
+        return cute.compile(host, *tensors, stream, options=options)
 
 
 def fake_matrix(dtype: Any, leading: int = 1) -> Any:
