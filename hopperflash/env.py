@@ -15,13 +15,8 @@ class EnvVar:
     meaning: str
 
 
-ENV_VARS = (
-    EnvVar(
-        "HOPPERFLASH_ARCH",
-        "",
-        "target to plan and compile for, such as sm_90a; empty: that of the tensors' device",
-    ),
-)
+# Empty so far: a variable is listed from the day something reads it.
+ENV_VARS: tuple[EnvVar, ...] = ()
 
 
 def read(name: str) -> str:
