@@ -213,7 +213,7 @@ class CudaRuntime:
         return _SUCCESS
 
     def _cuda_dialect_init_library_once(
-        self, state: int, init: int, load: int, _set_error: int
+        self, state: int, init: int, load: int, set_error: int
     ) -> int:
         if ctypes.c_int64.from_address(state).value:
             return _SUCCESS
@@ -224,6 +224,10 @@ class CudaRuntime:
         code = code or load_function(ctypes.addressof(library), 0)
         if code == _SUCCESS:
             _write_pointer(state, 1)
+        else:
+            # TVM-FFI reads the raised error without asking whether there is one.
+            raise_error = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(set_error)
+            raise_error(b"RuntimeError", b"the kernels could not be loaded")
         return code
 
     def _cuda_dialect_unload_library_once(self, _state: int) -> int:

@@ -1,9 +1,10 @@
 """TMA tensor maps: the hardware descriptor, and box transfers between global and shared memory."""
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -75,10 +76,10 @@ class TensorMap:
         """Number of dimensions."""
         return len(self.dims)
 
-    @property
+    @cached_property
     def box_bytes(self) -> int:
         """Shared-memory bytes of one box, which is also what a load adds to the mbarrier."""
-        return int(np.prod(self.box)) * self.element.itemsize
+        return math.prod(self.box) * self.element.itemsize
 
 
 def decode(raw: bytes) -> TensorMap:
