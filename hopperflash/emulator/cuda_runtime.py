@@ -118,7 +118,6 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "_cudaLaunchKernel": (_POINTER, *[_INT] * 6, _POINTER, _SIZE, _POINTER),
     "_cudaLaunchKernelEx": (_POINTER, _POINTER, _POINTER),
     "cuda_dialect_init_library_once": (_POINTER, _POINTER, _POINTER, _POINTER),
-    "cuda_dialect_unload_library_once": (_POINTER,),
 }
 
 
@@ -229,9 +228,6 @@ class CudaRuntime:
             raise_error = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(set_error)
             raise_error(b"RuntimeError", b"the kernels could not be loaded")
         return code
-
-    def _cuda_dialect_unload_library_once(self, _state: int) -> int:
-        return _SUCCESS
 
     def _cudaLaunchKernel(self, kernel: int, *rest: Any) -> int:
         *dims, arguments, shared_bytes, _stream = rest

@@ -25,6 +25,7 @@ _TVM_FFI_SYMBOLS = (
     "TVMFFIErrorSetRaisedFromCStrParts",
     "TVMFFIEnvGetStream",
 )
+_UNLOAD = "cuda_dialect_unload_library_once"
 _SAFE_CALL = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
 )
@@ -87,6 +88,10 @@ class HostProgram:
         for name in declared:
             if name in libraries:
                 callback = libraries[name]
+            elif name == _UNLOAD:
+                # Runs when the engine dies, perhaps after our callbacks did: any C function
+                # without effect will do.
+                callback = ctypes.pythonapi.Py_IsInitialized
             elif name in self._runtime.callbacks:
                 callback = self._runtime.callbacks[name]
             elif name.startswith(("_cu", "cuda_")):
