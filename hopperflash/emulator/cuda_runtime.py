@@ -21,6 +21,7 @@ _ATTRIBUTE_CLUSTER = 4
 _ATTRIBUTE_PROGRAMMATIC = 6
 
 _KERNEL_ATTRIBUTE_STATIC_SHARED = 1
+_MAX_THREADS = 1024
 
 _MULTIPROCESSOR_COUNT = 16
 _COMPUTE_CAPABILITY_MAJOR = 75
@@ -59,10 +60,12 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class KernelSignature:
-    """What the host side must know of a kernel: parameter sizes and static shared bytes."""
+    """What the host side must know of a kernel."""
 
     parameter_bytes: tuple[int, ...]
     static_shared_bytes: int = 0
+    required_block: Dim3 | None = None
+    """The only block shape the kernel may be launched with (`.reqntid`)."""
 
 
 @dataclass(frozen=True)
@@ -255,19 +258,24 @@ class CudaRuntime:
     ) -> None:
         name = self._name_of(kernel)
         grid, block, cluster = (_dim3(dim) for dim in dims)
-        if min(*grid, *block, *cluster) < 1 or any(
-            extent % part for extent, part in zip(grid, cluster, strict=True)
+        signature = self._kernels[name]
+        if (
+            min(*grid, *block, *cluster) < 1
+            or any(extent % part for extent, part in zip(grid, cluster, strict=True))
+            or block[0] * block[1] * block[2] > _MAX_THREADS
+            or signature.required_block not in (None, block)
         ):
             raise EmulationError(
                 f"invalid launch of {name}: grid {grid}, block {block}, cluster {cluster}"
+                f" (.reqntid {signature.required_block})"
             )
-        static_bytes = self._kernels[name].static_shared_bytes
-        if shared_bytes + static_bytes > self._device.max_shared_bytes:
+        total_shared = shared_bytes + signature.static_shared_bytes
+        if total_shared > self._device.max_shared_bytes:
             raise EmulationError(
-                f"{name} asks for {shared_bytes + static_bytes} bytes of shared memory; "
+                f"{name} asks for {total_shared} bytes of shared memory; "
                 f"the device has {self._device.max_shared_bytes}"
             )
-        sizes = self._kernels[name].parameter_bytes
+        sizes = signature.parameter_bytes
         pointers = (ctypes.c_void_p * len(sizes)).from_address(arguments) if sizes else ()
         launch = KernelLaunch(
             kernel_name=name,

@@ -184,7 +184,9 @@ def _program_of(compiled: Any) -> _Program:
     module = parse_module(ptx)
     kernels = {
         name: KernelSignature(
-            tuple(param.size for param in kernel.params), _static_shared_bytes(kernel)
+            tuple(param.size for param in kernel.params),
+            _static_shared_bytes(kernel),
+            kernel.reqntid,
         )
         for name, kernel in module.kernels.items()
     }

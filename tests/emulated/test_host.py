@@ -175,6 +175,21 @@ def test_kept_ptx_is_required():
         launch(compiled)
 
 
+def test_device_views_compile_global_accesses():
+    """Compile-time examples may be CPU tensors too, when they pose as device tensors."""
+    from cutlass.cute.runtime import from_dlpack
+
+    a, b, c = matrix(64, 64, torch.float16), matrix(64, 64, torch.float16), torch.empty(64, 64)
+    views = [
+        from_dlpack(DeviceView(t), assumed_align=16, enable_tvm_ffi=True).mark_layout_dynamic(1)
+        for t in (a, b, c)
+    ]
+    compiled = compile_kernel(SmallGemm(64, 64), *views)
+    assert "st.global" in compiled.__ptx__
+    launch(compiled, a, b, c)
+    torch.testing.assert_close(c, a.float() @ b.float().T, rtol=1e-5, atol=1e-4)
+
+
 def test_ptx_of_another_kernel_is_noticed(copy):
     x = matrix(64, 64, torch.float16)
     compiled = compile_for_cpu(TmaCopy((64, 64)), x, x).function
