@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 WARPGROUP_THREADS = 128
+WGMMA_ROWS = 64  # rows of an instruction, so of a warpgroup
 
 
 class POperand(Enum):
@@ -37,3 +38,45 @@ class ForwardConfig:
     def threads(self) -> int:
         """Threads per CTA."""
         return WARPGROUP_THREADS * (self.consumer_warpgroups + 1)
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """A warp-specialised backward kernel: a CTA keeps `tile_n` keys and streams query tiles.
+
+    S^T, dP^T, dV and dK have keys as their rows. `key_warpgroups` of the `consumer_warpgroups` are
+    stacked along those rows and the others split the columns; only where all are stacked can P^T
+    and dS^T be operands from registers. Registers are per thread of each role.
+    """
+
+    tile_m: int
+    tile_n: int
+    head_dim: int
+    head_dim_v: int
+    consumer_warpgroups: int
+    key_warpgroups: int
+    registers_producer: int
+    registers_consumer: int
+    stages_q: int = 2
+    stages_do: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return WARPGROUP_THREADS * (self.consumer_warpgroups + 1)
+
+    @property
+    def p_operand(self) -> POperand:
+        """Where dV += P^T dO and dK += dS^T Q read their first operand from."""
+        stacked = self.key_warpgroups == self.consumer_warpgroups
+        return POperand.REGISTERS if stacked else POperand.SHARED
+
+    @property
+    def key_shares(self) -> int:
+        """Into how many parts warpgroups split the columns of S^T, dV and dK."""
+        return self.consumer_warpgroups // self.key_warpgroups
+
+    @property
+    def query_shares(self) -> int:
+        """Into how many parts warpgroups split the columns of dQ; they stack along its rows first."""
+        return max(1, self.consumer_warpgroups * WGMMA_ROWS // self.tile_m)

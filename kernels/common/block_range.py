@@ -47,3 +47,38 @@ def key_block_range(
         visited=(keys_last_row + tile_n - 1) // tile_n,
         unmasked=keys_first_row // tile_n,
     )
+
+
+class QueryBlockRange(NamedTuple):
+    """Query blocks [begin, end) that see a key block; from `unmasked` on all pairs are visible."""
+
+    begin: Int32
+    unmasked: Int32
+    end: Int32
+
+
+@cute.jit
+def query_block_range(
+    n_block: Int32,
+    seqlens: Seqlens,
+    tile_m: Constexpr[int],
+    tile_n: Constexpr[int],
+    causal: Constexpr[bool],
+) -> QueryBlockRange:
+    """Visited and unmasked query blocks of a key block.
+
+    Causal, bottom-right aligned: key j is seen by the queries i >= j - (seqlen_k - seqlen_q). The
+    last key block needs a mask throughout where it is cut off by the end of the keys.
+    """
+    end = (seqlens.q + tile_m - 1) // tile_m
+    begin = Int32(0)
+    unmasked = Int32(0)
+    first_key = n_block * tile_n
+    if cutlass.const_expr(causal):
+        diagonal = seqlens.k - seqlens.q
+        begin = min(max(first_key - diagonal, 0) // tile_m, end)
+        last_query_masked = max(first_key + tile_n - 1 - diagonal, 0)
+        unmasked = min((last_query_masked + tile_m - 1) // tile_m, end)
+    if first_key + tile_n > seqlens.k:
+        unmasked = end
+    return QueryBlockRange(begin, unmasked, end)

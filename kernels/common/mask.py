@@ -9,6 +9,8 @@ from cutlass import Constexpr, Float32, Int32
 from .block_range import Seqlens
 from .layouts import mn_view
 
+_PAST_ANY_TILE = 256  # queries of the last tile may lie past the end by less than this
+
 
 @cute.jit
 def mask_scores(
@@ -39,3 +41,35 @@ def mask_scores(
         for c in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[1])):
             visible = t0ScS_mn[0, c][1] < columns
             acc_S_mn[r, c] = acc_S_mn[r, c] if visible else -Float32.inf
+
+
+@cute.jit
+def mask_transposed_scores(
+    acc_St: cute.Tensor,  # (MMA, MMA_M, MMA_N): keys x queries
+    cSt: cute.Tensor,  # identity (tile_n, tile_m)
+    thr_mma: cute.ThrMma,
+    thr_mma_origin: cute.ThrMma,  # the slice of thread 0: its columns are compile-time constants
+    first_query: Int32,
+    first_key: Int32,
+    seqlens: Seqlens,
+    causal: Constexpr[bool],
+):
+    """Set the scores of invisible keys to -inf where keys are the rows.
+
+    Key j is seen by the queries from j - (seqlen_k - seqlen_q) on, so again one limit per row.
+    """
+    acc_St_mn = mn_view(acc_St)
+    tScSt_mn = mn_view(thr_mma.partition_C(cSt))
+    t0ScSt_mn = mn_view(thr_mma_origin.partition_C(cSt))
+    thread_query = first_query + tScSt_mn[0, 0][1]
+    for r in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[0])):
+        key = first_key + tScSt_mn[r, 0][0]
+        first_visible = Int32(0)
+        if cutlass.const_expr(causal):
+            first_visible = key - (seqlens.k - seqlens.q)
+        if key >= seqlens.k:
+            first_visible = seqlens.q + _PAST_ANY_TILE
+        columns = first_visible - thread_query
+        for c in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[1])):
+            visible = t0ScSt_mn[0, c][1] >= columns
+            acc_St_mn[r, c] = acc_St_mn[r, c] if visible else -Float32.inf

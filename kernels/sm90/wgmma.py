@@ -19,11 +19,18 @@ ROWS_PER_WARPGROUP = 64
 
 
 def smem_layout(
-    dtype: type[cutlass.Numeric], shape: tuple[int, int], stages: int, major: OperandMajorMode
+    dtype: type[cutlass.Numeric],
+    shape: tuple[int, int],
+    stages: int,
+    major: OperandMajorMode,
+    shares: int = 1,
 ) -> cute.ComposedLayout:
-    """Staged shared layout (MN, K, stages) in the widest swizzle its contiguous extent allows."""
+    """Staged shared layout (MN, K, stages) in the widest swizzle its contiguous extent allows.
+
+    Warpgroups may split that extent into `shares`; a swizzle atom must not straddle two of them.
+    """
     extent, order = (shape[1], (0, 1, 2)) if major is OperandMajorMode.K else (shape[0], (1, 0, 2))
-    contiguous_bytes = extent * dtype.width // 8
+    contiguous_bytes = extent // shares * dtype.width // 8
     kind = next(kind for width, kind in _SWIZZLED_KINDS[major] if contiguous_bytes % width == 0)
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
     return cute.tile_to_shape(atom, (*shape, stages), order=order)
@@ -41,13 +48,22 @@ def tiled_mma(
     tile_mn: tuple[int, int],
     a_source: warpgroup.OperandSource,
     b_major: OperandMajorMode,
+    *,
+    a_major: OperandMajorMode = OperandMajorMode.K,
+    column_warpgroups: int = 1,
 ) -> cute.TiledMma:
-    """One m64nNk16 atom per warpgroup, the warpgroups stacked along M, fp32 accumulation."""
+    """m64nNk16 atoms, fp32 accumulation: the warpgroups are stacked along M, then split N."""
     tile_m, tile_n = tile_mn
     op = warpgroup.MmaF16BF16Op(
-        dtype, Float32, (ROWS_PER_WARPGROUP, tile_n, 16), a_source, OperandMajorMode.K, b_major
+        dtype,
+        Float32,
+        (ROWS_PER_WARPGROUP, tile_n // column_warpgroups, 16),
+        a_source,
+        a_major,
+        b_major,
     )
-    return cute.make_tiled_mma(cute.make_mma_atom(op), (tile_m // ROWS_PER_WARPGROUP, 1, 1))
+    atoms = (tile_m // ROWS_PER_WARPGROUP, column_warpgroups, 1)
+    return cute.make_tiled_mma(cute.make_mma_atom(op), atoms)
 
 
 def warpgroup_slice(mma: cute.TiledMma, warpgroup_idx: Any) -> Any:

@@ -63,9 +63,7 @@ def store_output(ctx: EpilogueContext, acc_O: cute.Tensor):
     """A warpgroup overwrites its own rows of Q, which only its own finished GEMMs have read."""
     config = ctx.config
     sO = ctx.smem.sO[None, None, 0]
-    rO = cute.make_rmem_tensor_like(acc_O, sO.element_type)
-    rO.store(acc_O.load().to(sO.element_type))
-    copies.store_accumulator(ctx.mma_O, rO, sO, ctx.consumer_tidx)
+    copies.store_converted(ctx.mma_O, acc_O, sO, ctx.consumer_tidx)
 
     warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
     # The TMA store reads through the async proxy what all four warps wrote.

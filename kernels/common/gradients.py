@@ -1,0 +1,39 @@
+"""Probabilities and score gradients rebuilt from the log-sum-exp, with keys as rows.
+
+Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+
+@cute.jit
+def probabilities(
+    acc_St_mn: cute.Tensor,  # S^T in, P^T out
+    tScSt_mn: cute.Tensor,  # coordinates (key, query) of the same elements
+    sLSE: cute.Tensor,  # (tile_m,) fp32, base 2
+    scale_log2: Float32,
+):
+    """P^T = 2^(scale_log2 S^T - LSE log2 e); a query's LSE is read where it is used."""
+    for c in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[1])):
+        lse_log2 = sLSE[tScSt_mn[0, c][1]]
+        for r in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[0])):
+            exponent = acc_St_mn[r, c] * scale_log2 - lse_log2
+            acc_St_mn[r, c] = cute.math.exp2(exponent, fastmath=True)
+
+
+@cute.jit
+def score_gradients(
+    acc_Pt_mn: cute.Tensor,
+    acc_dPt_mn: cute.Tensor,  # dP^T in, dS^T out
+    tScSt_mn: cute.Tensor,
+    sDelta: cute.Tensor,  # (tile_m,) fp32
+):
+    """dS^T = P^T (dP^T - delta)."""
+    for c in cutlass.range_constexpr(cute.size(acc_dPt_mn, mode=[1])):
+        delta = sDelta[tScSt_mn[0, c][1]]
+        for r in cutlass.range_constexpr(cute.size(acc_dPt_mn, mode=[0])):
+            acc_dPt_mn[r, c] = acc_Pt_mn[r, c] * (acc_dPt_mn[r, c] - delta)

@@ -1,0 +1,67 @@
+"""The end of a key tile: dK and dV leave through the memory that K and V came in by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, pipeline
+
+from hopperflash.plan.config import BackwardConfig
+
+from .. import copies, tma
+from .mma import TiledMmas, consumer_threads
+from .storage import Barrier, SmemTensors
+from .tiles import KeyTile
+
+
+@dataclass(frozen=True)
+class EpilogueContext:
+    """Where the gradients of a key tile go."""
+
+    config: Constexpr[BackwardConfig]
+    mmas: TiledMmas
+    smem: SmemTensors
+    tma_dK: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
+    tma_dV: tma.TmaTensor  # (seqlen_k, head_dim_v, heads_k, batch)
+    tile: KeyTile
+    consumer_tidx: Int32
+    softmax_scale: Float32
+
+
+@cute.jit
+def epilogue(ctx: EpilogueContext, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
+    """dK = softmax_scale acc_dK and dV, for the keys that exist."""
+    config, smem = ctx.config, ctx.smem
+    acc_dK.store(acc_dK.load() * ctx.softmax_scale)
+    everyone = pipeline.NamedBarrier(
+        barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(config)
+    )
+    # No warpgroup may still read K or V.
+    everyone.arrive_and_wait()
+    copies.store_converted(ctx.mmas.dK, acc_dK, smem.sK[None, None, 0], ctx.consumer_tidx)
+    copies.store_converted(ctx.mmas.dV, acc_dV, smem.sV[None, None, 0], ctx.consumer_tidx)
+    # The TMA store reads through the async proxy what all consumer warps wrote.
+    cute.arch.fence_view_async_shared()
+    everyone.arrive_and_wait()
+    warp_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // cute.arch.WARP_SIZE)
+    if warp_idx == 0:
+        store_tile(ctx, ctx.tma_dK, smem.sK, config.head_dim)
+        store_tile(ctx, ctx.tma_dV, smem.sV, config.head_dim_v)
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def store_tile(
+    ctx: EpilogueContext, tma_X: tma.TmaTensor, sX: cute.Tensor, head_dim: Constexpr[int]
+):
+    """A whole (tile_n, head_dim) tile by TMA."""
+    gX = cute.local_tile(
+        tma_X.tensor[None, None, ctx.tile.head_k, ctx.tile.batch],
+        (ctx.config.tile_n, head_dim),
+        (ctx.tile.n_block, 0),
+    )
+    tXsX, tXgX = tma.partition(tma_X, sX, gX)
+    cute.copy(tma_X.atom, tXsX[None, 0], tXgX)

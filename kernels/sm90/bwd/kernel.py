@@ -1,0 +1,260 @@
+"""The Hopper backward kernel: one CTA owns a tile of keys and values of one key head.
+
+It streams the query tiles that see its keys, of every query head of the group, so that dK and dV are
+summed in registers and written once; dQ tiles are added up in fp32 in global memory.
+
+Roles, in warpgroups of 128 threads:
+    warpgroup 0        warp 0 loads (`load`), warp 1 adds dQ tiles to global memory (`store_dq`)
+    warpgroups 1..n    consumers: the five GEMMs (`mma`), then dK and dV (`epilogue`)
+
+Pipelines (full and empty mbarriers a stage), producer -> consumers:
+    KV  1 stage      K and V, filled once, never released: dK and dV leave through their memory
+    Q   stages_q     Q and LSE, released when dK += dS^T Q is complete
+    dO  stages_do    dO and delta, released when dV += P^T dO is complete
+
+Named barriers: CONSUMERS (dS is written), DQ_EMPTY and DQ_FULL (the dQ tile goes from the consumers
+to the store warp and back).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, pipeline
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.runtime import make_fake_stream
+from cutlass.memory import SmemAllocator
+
+from hopperflash.plan.config import BackwardConfig, POperand
+from hopperflash.problem.mask import MaskKind
+from hopperflash.problem.problem import Signature
+
+from ...common import operands
+from ...common.block_range import Seqlens, query_block_range
+from ...common.dtypes import NUMERIC
+from ...common.softmax import LOG2_E
+from .. import tma, wgmma
+from .epilogue import EpilogueContext, epilogue
+from .load import LoadContext, load
+from .mma import MmaContext, TiledMmas, mma
+from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
+from .store_dq import StoreContext, store_dQ
+from .tiles import KeyTile
+
+
+class KernelOperands(NamedTuple):
+    """The tensors as the kernel sees them."""
+
+    tma_Q: tma.TmaTensor
+    tma_K: tma.TmaTensor
+    tma_V: tma.TmaTensor
+    tma_dO: tma.TmaTensor
+    tma_dQ: tma.TmaTensor  # fp32, added to
+    tma_dK: tma.TmaTensor
+    tma_dV: tma.TmaTensor
+    mLSE: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32, base 2
+    mDelta: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32
+
+
+class Scales(NamedTuple):
+    """The softmax scale, natural and for base-2 exponentials."""
+
+    softmax: Float32
+    log2: Float32
+
+
+class BackwardSm90:
+    """Gradients of exact attention for fp16 and bf16: full or causal, any lengths, GQA."""
+
+    def __init__(self, config: BackwardConfig, signature: Signature):
+        self.config = config
+        self.dtype = NUMERIC[signature.dtype]
+        self.causal = signature.mask_kind is MaskKind.CAUSAL
+        self.name = (
+            f"hopperflash_bwd_sm90_{signature.dtype.value}_d{config.head_dim}"
+            f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
+        )
+
+    @staticmethod
+    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+        """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
+        dtype = NUMERIC[signature.dtype]
+        batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
+        seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
+        head_dim, head_dim_v = cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
+        padded = cute.sym_int(divisibility=4)
+        q_shape = (batch, seqlen_q, heads_q, head_dim)
+        k_shape = (batch, seqlen_k, heads_k, head_dim)
+        v_shape = (batch, seqlen_k, heads_k, head_dim_v)
+        return (
+            operands.tma_operand(dtype, q_shape),
+            operands.tma_operand(dtype, k_shape),
+            operands.tma_operand(dtype, v_shape),
+            operands.tma_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+            operands.tma_operand(Float32, (batch, heads_q, padded)),
+            operands.tma_operand(Float32, (batch, heads_q, padded)),
+            operands.tma_operand(Float32, q_shape),
+            operands.tma_operand(dtype, k_shape),
+            operands.tma_operand(dtype, v_shape),
+            Float32(1.0),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+        )
+
+    @cute.jit
+    def __call__(
+        self,
+        mQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim)
+        mK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
+        mV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
+        mdO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
+        mLSE: cute.Tensor,  # (batch, heads_q, padded seqlen_q) LSE log2(e)
+        mDelta: cute.Tensor,  # (batch, heads_q, padded seqlen_q)
+        mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32, zeroed
+        mdK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
+        mdV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
+        softmax_scale: Float32,
+        stream: CUstream,
+    ):
+        config, dtype = self.config, self.dtype
+        layouts = smem_layouts(config, dtype)
+        m, n, d, dv = config.tile_m, config.tile_n, config.head_dim, config.head_dim_v
+        tma_operands = KernelOperands(
+            tma_Q=tma.load_atom(tma.sequence_major(mQ), layouts.Q, (m, d)),
+            tma_K=tma.load_atom(tma.sequence_major(mK), layouts.K, (n, d)),
+            tma_V=tma.load_atom(tma.sequence_major(mV), layouts.V, (n, dv)),
+            tma_dO=tma.load_atom(tma.sequence_major(mdO), layouts.dO, (m, dv)),
+            tma_dQ=tma.reduce_add_atom(tma.sequence_major(mdQ), layouts.dQ, (m, d)),
+            tma_dK=tma.store_atom(tma.sequence_major(mdK), layouts.K, (n, d)),
+            tma_dV=tma.store_atom(tma.sequence_major(mdV), layouts.V, (n, dv)),
+            mLSE=mLSE,
+            mDelta=mDelta,
+        )
+        batch, seqlen_k, heads_k, _ = mK.shape
+        seqlens = Seqlens(q=mQ.shape[1], k=seqlen_k)
+        self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+        self.kernel(
+            tma_operands,
+            seqlens,
+            mQ.shape[2] // heads_k,
+            Scales(softmax_scale, softmax_scale * LOG2_E),
+            *self.tiled_mmas(),
+        ).launch(
+            grid=(cute.ceil_div(seqlen_k, config.tile_n), heads_k, batch),
+            block=(config.threads, 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
+        )
+
+    def tiled_mmas(self) -> tuple[cute.TiledMma, ...]:
+        """The tiled MMAs of S^T (and dP^T), dV, dK and dQ."""
+        config, dtype = self.config, self.dtype
+        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+        smem, rmem = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
+        columns = config.key_shares
+        p_source = rmem if config.p_operand is POperand.REGISTERS else smem
+        n, d, dv = config.tile_n, config.head_dim, config.head_dim_v
+        return (
+            wgmma.tiled_mma(
+                dtype, (n, config.tile_m), smem, k_major, column_warpgroups=columns
+            ),
+            wgmma.tiled_mma(dtype, (n, dv), p_source, mn_major, column_warpgroups=columns),
+            wgmma.tiled_mma(dtype, (n, d), p_source, mn_major, column_warpgroups=columns),
+            wgmma.tiled_mma(
+                dtype,
+                (config.tile_m, d),
+                smem,
+                mn_major,
+                a_major=mn_major,
+                column_warpgroups=config.query_shares,
+            ),
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tensors: KernelOperands,
+        seqlens: Seqlens,
+        group: Int32,  # query heads a key head
+        scales: Scales,
+        mma_St: cute.TiledMma,
+        mma_dV: cute.TiledMma,
+        mma_dK: cute.TiledMma,
+        mma_dQ: cute.TiledMma,
+    ):
+        config, dtype = self.config, self.dtype
+        mmas = TiledMmas(St=mma_St, dV=mma_dV, dK=mma_dK, dQ=mma_dQ)
+        tidx, _, _ = cute.arch.thread_idx()
+        n_block, head_k, batch = cute.arch.block_idx()
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_idx == 0:
+            for tma_X in tensors[:7]:
+                cpasync.prefetch_descriptor(tma_X.atom)
+
+        layouts = smem_layouts(config, dtype)
+        storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
+        smem = smem_tensors(storage, config, layouts)
+        pipelines = make_pipelines(storage, config, layouts, dtype)
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
+
+        tile = KeyTile(
+            n_block=n_block,
+            head_k=head_k,
+            batch=batch,
+            group=group,
+            queries=query_block_range(
+                n_block, seqlens, config.tile_m, config.tile_n, self.causal
+            ),
+            seqlens=seqlens,
+        )
+        if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
+            cute.arch.setmaxregister_decrease(config.registers_producer)
+            if warp_idx == 0:
+                load(
+                    LoadContext(
+                        config=config,
+                        tma_Q=tensors.tma_Q,
+                        tma_K=tensors.tma_K,
+                        tma_V=tensors.tma_V,
+                        tma_dO=tensors.tma_dO,
+                        mLSE=tensors.mLSE,
+                        mDelta=tensors.mDelta,
+                        smem=smem,
+                        pipelines=pipelines,
+                        tile=tile,
+                    )
+                )
+            if warp_idx == 1:
+                store_dQ(StoreContext(config=config, tma_dQ=tensors.tma_dQ, smem=smem, tile=tile))
+        else:
+            cute.arch.setmaxregister_increase(config.registers_consumer)
+            consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
+            acc_dK, acc_dV = mma(
+                MmaContext(
+                    config=config,
+                    causal=self.causal,
+                    mmas=mmas,
+                    smem=smem,
+                    pipelines=pipelines,
+                    tile=tile,
+                    consumer_tidx=consumer_tidx,
+                    scale_log2=scales.log2,
+                )
+            )
+            epilogue(
+                EpilogueContext(
+                    config=config,
+                    mmas=mmas,
+                    smem=smem,
+                    tma_dK=tensors.tma_dK,
+                    tma_dV=tensors.tma_dV,
+                    tile=tile,
+                    consumer_tidx=consumer_tidx,
+                    softmax_scale=scales.softmax,
+                ),
+                acc_dK,
+                acc_dV,
+            )

@@ -1,0 +1,129 @@
+"""The producer warp: K and V once, then Q with its LSE and dO with its delta, tile by tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, pipeline
+from cutlass.cute.nvgpu import cpasync
+
+from hopperflash.plan.config import BackwardConfig
+
+from .. import tma
+from .storage import Pipelines, SmemTensors
+from .tiles import KeyTile
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """What the producer needs for one key tile."""
+
+    config: Constexpr[BackwardConfig]
+    tma_Q: tma.TmaTensor  # (seqlen_q, head_dim, heads_q, batch)
+    tma_K: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
+    tma_V: tma.TmaTensor  # (seqlen_k, head_dim_v, heads_k, batch)
+    tma_dO: tma.TmaTensor  # (seqlen_q, head_dim_v, heads_q, batch)
+    mLSE: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32, base 2
+    mDelta: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32
+    smem: SmemTensors
+    pipelines: Pipelines
+    tile: KeyTile
+
+
+@cute.jit
+def load(ctx: LoadContext):
+    """Runs in one whole warp; the TMA copies elect their own lane."""
+    tile, queries = ctx.tile, ctx.tile.queries
+    if queries.begin < queries.end:
+        load_keys(ctx)
+        state_Q = pipeline.make_pipeline_state(
+            pipeline.PipelineUserType.Producer, ctx.config.stages_q
+        )
+        state_dO = pipeline.make_pipeline_state(
+            pipeline.PipelineUserType.Producer, ctx.config.stages_do
+        )
+        for g in cutlass.range(tile.group, unroll=1):
+            head = tile.head_k * tile.group + g
+            state_Q, state_dO = load_queries(ctx, head, state_Q, state_dO)
+
+
+@cute.jit
+def load_keys(ctx: LoadContext):
+    """K and V of the CTA's key tile, on one barrier."""
+    config, tile = ctx.config, ctx.tile
+    gK = cute.local_tile(
+        ctx.tma_K.tensor[None, None, tile.head_k, tile.batch],
+        (config.tile_n, config.head_dim),
+        (tile.n_block, 0),
+    )
+    gV = cute.local_tile(
+        ctx.tma_V.tensor[None, None, tile.head_k, tile.batch],
+        (config.tile_n, config.head_dim_v),
+        (tile.n_block, 0),
+    )
+    tKsK, tKgK = tma.partition(ctx.tma_K, ctx.smem.sK, gK)
+    tVsV, tVgV = tma.partition(ctx.tma_V, ctx.smem.sV, gV)
+    ring = ctx.pipelines.KV
+    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+    ring.producer_acquire(state)
+    barrier = ring.producer_get_barrier(state)
+    cute.copy(ctx.tma_K.atom, tKgK, tKsK[None, 0], tma_bar_ptr=barrier)
+    cute.copy(ctx.tma_V.atom, tVgV, tVsV[None, 0], tma_bar_ptr=barrier)
+
+
+@cute.jit
+def load_queries(
+    ctx: LoadContext,
+    head: cutlass.Int32,
+    state_Q: pipeline.PipelineState,
+    state_dO: pipeline.PipelineState,
+):
+    """Q, LSE, dO and delta of the query tiles of one head."""
+    config, tile = ctx.config, ctx.tile
+    gQ = cute.local_tile(
+        ctx.tma_Q.tensor[None, None, head, tile.batch],
+        (config.tile_m, config.head_dim),
+        (None, 0),
+    )  # (tile_m, head_dim, query_blocks)
+    gdO = cute.local_tile(
+        ctx.tma_dO.tensor[None, None, head, tile.batch],
+        (config.tile_m, config.head_dim_v),
+        (None, 0),
+    )  # (tile_m, head_dim_v, query_blocks)
+    gLSE = cute.local_tile(ctx.mLSE[tile.batch, head, None], (config.tile_m,), (None,))
+    gDelta = cute.local_tile(ctx.mDelta[tile.batch, head, None], (config.tile_m,), (None,))
+    tQsQ, tQgQ = tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
+    tdOsdO, tdOgdO = tma.partition(ctx.tma_dO, ctx.smem.sdO, gdO)
+    ring_Q, ring_dO = ctx.pipelines.Q, ctx.pipelines.dO
+    for m_block in cutlass.range(tile.queries.begin, tile.queries.end, unroll=1):
+        ring_Q.producer_acquire(state_Q)
+        barrier_Q = ring_Q.producer_get_barrier(state_Q)
+        cute.copy(
+            ctx.tma_Q.atom,
+            tQgQ[None, m_block],
+            tQsQ[None, state_Q.index],
+            tma_bar_ptr=barrier_Q,
+        )
+        copy_statistic(gLSE[None, m_block], ctx.smem.sLSE[None, state_Q.index], barrier_Q)
+        ring_dO.producer_acquire(state_dO)
+        barrier_dO = ring_dO.producer_get_barrier(state_dO)
+        cute.copy(
+            ctx.tma_dO.atom,
+            tdOgdO[None, m_block],
+            tdOsdO[None, state_dO.index],
+            tma_bar_ptr=barrier_dO,
+        )
+        copy_statistic(gDelta[None, m_block], ctx.smem.sDelta[None, state_dO.index], barrier_dO)
+        state_Q.advance()
+        state_dO.advance()
+    return state_Q, state_dO
+
+
+@cute.jit
+def copy_statistic(gX: cute.Tensor, sX: cute.Tensor, barrier: cute.Pointer):
+    """A tile's row statistic, by one bulk copy."""
+    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cutlass.Float32)
+    with cute.arch.elect_one():
+        cute.copy(atom, gX, sX, mbar_ptr=barrier)

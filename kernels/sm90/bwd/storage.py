@@ -1,0 +1,177 @@
+"""Shared memory of the Hopper backward: operand layouts, storage struct, pipelines, barriers."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import pipeline
+from cutlass.cute.nvgpu import OperandMajorMode
+
+from hopperflash.plan.config import BackwardConfig, POperand
+
+from .. import wgmma
+
+_ALIGNMENT = 1024  # a 128-byte swizzle repeats every 8 rows of 128 bytes
+_WARPS_PER_WARPGROUP = 4
+_STATISTIC_BYTES = 4
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 belongs to __syncthreads."""
+
+    CONSUMERS = 1  # all consumer warps: dS is in shared memory
+    DQ_EMPTY = 2  # the store warp has read dQ out; consumers may overwrite it
+    DQ_FULL = 3  # consumers have written dQ; the store warp may read it
+
+
+@dataclass(frozen=True)
+class SmemLayouts:
+    """Staged layouts. The transposed view of a K-major tile is the MN-major tile of its transpose,
+    so each operand that two GEMMs read from different sides is stored once."""
+
+    K: Any  # (tile_n, head_dim, 1)
+    Kt: Any  # (head_dim, tile_n, 1)
+    V: Any  # (tile_n, head_dim_v, 1)
+    Q: Any  # (tile_m, head_dim, stages_q)
+    Qt: Any  # (head_dim, tile_m, stages_q)
+    dO: Any  # (tile_m, head_dim_v, stages_do)
+    dOt: Any  # (head_dim_v, tile_m, stages_do)
+    St: Any  # (tile_n, tile_m, 1): P^T and dS^T
+    S: Any  # (tile_m, tile_n, 1): dS
+    dQ: Any  # (tile_m, head_dim) fp32
+
+
+class SmemTensors(NamedTuple):
+    """The operands in shared memory."""
+
+    sK: cute.Tensor
+    sKt: cute.Tensor
+    sV: cute.Tensor
+    sQ: cute.Tensor
+    sQt: cute.Tensor
+    sdO: cute.Tensor
+    sdOt: cute.Tensor
+    sPt: Any  # cute.Tensor or None where P stays in registers
+    sdSt: cute.Tensor
+    sdS: cute.Tensor
+    sdQ: cute.Tensor
+    sLSE: cute.Tensor  # (tile_m, stages_q) fp32
+    sDelta: cute.Tensor  # (tile_m, stages_do) fp32
+
+
+class Pipelines(NamedTuple):
+    """Full/empty mbarrier rings from the producer warp to the consumer warpgroups."""
+
+    KV: pipeline.PipelineTmaAsync
+    Q: pipeline.PipelineTmaAsync
+    dO: pipeline.PipelineTmaAsync
+
+
+def smem_layouts(config: BackwardConfig, dtype: type[cutlass.Numeric]) -> SmemLayouts:
+    """Layouts of one CTA's tiles for 16-bit operands."""
+    k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+    m, n, d, dv = config.tile_m, config.tile_n, config.head_dim, config.head_dim_v
+    shares, shares_K = config.key_shares, max(config.key_shares, config.query_shares)
+    stages_q, stages_do = config.stages_q, config.stages_do
+    return SmemLayouts(
+        K=wgmma.smem_layout(dtype, (n, d), 1, k_major, shares_K),
+        Kt=wgmma.smem_layout(dtype, (d, n), 1, mn_major, shares_K),
+        V=wgmma.smem_layout(dtype, (n, dv), 1, k_major, shares),
+        Q=wgmma.smem_layout(dtype, (m, d), stages_q, k_major, shares),
+        Qt=wgmma.smem_layout(dtype, (d, m), stages_q, mn_major, shares),
+        dO=wgmma.smem_layout(dtype, (m, dv), stages_do, k_major, shares),
+        dOt=wgmma.smem_layout(dtype, (dv, m), stages_do, mn_major, shares),
+        St=wgmma.smem_layout(dtype, (n, m), 1, k_major, shares),
+        S=wgmma.smem_layout(dtype, (m, n), 1, mn_major, shares),
+        dQ=wgmma.smem_layout(cutlass.Float32, (m, d), 1, k_major, config.query_shares),
+    )
+
+
+def storage_struct(
+    config: BackwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
+) -> type:
+    """The CTA's shared memory; `hopperflash.plan.budget` does the same arithmetic on the host."""
+    shared_P = config.p_operand is POperand.SHARED
+
+    def tile(element: type[cutlass.Numeric], layout: Any, present: bool = True) -> Any:
+        size = cute.cosize(layout) if present else 0
+        return cute.struct.Align[cute.struct.MemRange[element, size], _ALIGNMENT]
+
+    @cute.struct
+    class SharedStorage:
+        barriers_KV: cute.struct.MemRange[cutlass.Int64, 2]
+        barriers_Q: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_q]
+        barriers_dO: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_do]
+        sLSE: cute.struct.Align[
+            cute.struct.MemRange[cutlass.Float32, config.tile_m * config.stages_q], 128
+        ]
+        sDelta: cute.struct.Align[
+            cute.struct.MemRange[cutlass.Float32, config.tile_m * config.stages_do], 128
+        ]
+        sK: tile(dtype, layouts.K)
+        sV: tile(dtype, layouts.V)
+        sQ: tile(dtype, layouts.Q)
+        sdO: tile(dtype, layouts.dO)
+        sPt: tile(dtype, layouts.St, shared_P)
+        sdS: tile(dtype, layouts.St)
+        sdQ: tile(cutlass.Float32, layouts.dQ)
+
+    return SharedStorage
+
+
+def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> SmemTensors:
+    """Typed views of the storage; the swizzle travels in the pointer, as wgmma and TMA need it."""
+
+    def view(memory: Any, layout: Any) -> cute.Tensor:
+        return memory.get_tensor(layout.outer, swizzle=layout.inner)
+
+    def statistic(memory: Any, stages: int) -> cute.Tensor:
+        return memory.get_tensor(cute.make_layout((config.tile_m, stages)))
+
+    return SmemTensors(
+        sK=view(storage.sK, layouts.K),
+        sKt=view(storage.sK, layouts.Kt),
+        sV=view(storage.sV, layouts.V),
+        sQ=view(storage.sQ, layouts.Q),
+        sQt=view(storage.sQ, layouts.Qt),
+        sdO=view(storage.sdO, layouts.dO),
+        sdOt=view(storage.sdO, layouts.dOt),
+        sPt=view(storage.sPt, layouts.St) if config.p_operand is POperand.SHARED else None,
+        sdSt=view(storage.sdS, layouts.St),
+        sdS=view(storage.sdS, layouts.S),
+        sdQ=view(storage.sdQ, layouts.dQ),
+        sLSE=statistic(storage.sLSE, config.stages_q),
+        sDelta=statistic(storage.sDelta, config.stages_do),
+    )
+
+
+def make_pipelines(
+    storage: Any, config: BackwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
+) -> Pipelines:
+    """One elected producer thread arrives with the bytes; each consumer warp releases once."""
+    producer = pipeline.CooperativeGroup(pipeline.Agent.Thread)
+    consumers = pipeline.CooperativeGroup(
+        pipeline.Agent.Thread, config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+    )
+    statistic = config.tile_m * _STATISTIC_BYTES
+
+    def tile_bytes(layout: Any) -> int:
+        return cute.size_in_bytes(dtype, cute.select(layout, mode=[0, 1]))
+
+    def ring(barriers: Any, tx_count: int, stages: int) -> pipeline.PipelineTmaAsync:
+        return pipeline.PipelineTmaAsync.create(
+            barrier_storage=barriers.data_ptr(),
+            num_stages=stages,
+            producer_group=producer,
+            consumer_group=consumers,
+            tx_count=tx_count,
+            defer_sync=True,
+        )
+
+    return Pipelines(
+        KV=ring(storage.barriers_KV, tile_bytes(layouts.K) + tile_bytes(layouts.V), 1),
+        Q=ring(storage.barriers_Q, tile_bytes(layouts.Q) + statistic, config.stages_q),
+        dO=ring(storage.barriers_dO, tile_bytes(layouts.dO) + statistic, config.stages_do),
+    )
