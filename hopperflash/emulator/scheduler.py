@@ -241,8 +241,6 @@ class ClusterScheduler:
             cta.exit_threads(gone)
             if not cta.live:
                 cta.finish()
-        if not fragment.threads:
-            self.fragments.remove(fragment)
 
     # No progress
 
