@@ -23,6 +23,8 @@ from .registers import RegisterFile
 from .scheduler import ClusterScheduler
 
 _MAX_RESIDENT_CLUSTERS = 132
+# Unique across launches: register views cache values per CTA.
+_serials = itertools.count()
 
 
 @dataclass
@@ -136,9 +138,8 @@ class Machine:
         waiting: Iterator[list[Index3]],
     ) -> Iterator[ClusterScheduler]:
         """Yield each cluster when it has finished."""
-        serial = itertools.count()
         while True:
-            if not resident and not self._admit(resident, waiting, serial):
+            if not resident and not self._admit(resident, waiting):
                 return
             moved = False
             for scheduler in list(resident):
@@ -149,7 +150,7 @@ class Machine:
             if moved or self.async_work.complete_one():
                 continue
             if len(resident) < _MAX_RESIDENT_CLUSTERS and self._admit(
-                resident, waiting, serial
+                resident, waiting
             ):
                 continue
             if not any([s.refuse_waits() for s in resident]):
@@ -183,12 +184,11 @@ class Machine:
         self,
         resident: list[ClusterScheduler],
         waiting: Iterator[list[Index3]],
-        serial: Iterator[int],
     ) -> bool:
         indices = next(waiting, None)
         if indices is None:
             return False
-        ctas = [Cta(self, next(serial), i, self._register_file()) for i in indices]
+        ctas = [Cta(self, next(_serials), i, self._register_file()) for i in indices]
         barrier = ClusterBarrier(sum(cta.threads for cta in ctas))
         for cta in ctas:
             cta.cluster, cta.cluster_barrier = ctas, barrier
