@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from threadpoolctl import threadpool_limits
+
 from .arguments import memory_regions
 from .counters import Counters
 from .cuda_runtime import DeviceFacts, Dim3, KernelLaunch, KernelSignature
@@ -115,7 +117,10 @@ def launch(
     def on_launch(captured: KernelLaunch) -> None:
         _execute(program.module.kernels[captured.kernel_name], captured, memory, policy, record)
 
-    program.host.run(args, kwargs, on_launch)
+    # The matrix products are small: with several BLAS threads on a busy machine they run 7 times
+    # slower, waiting for one another.
+    with threadpool_limits(limits=1, user_api="blas"):
+        program.host.run(args, kwargs, on_launch)
     return record
 
 
