@@ -162,7 +162,7 @@ class SmallGemm:
         accumulator.fill(0.0)
         mma.set(warpgroup.Field.ACCUMULATE, True)
         tile_bytes = cute.size_in_bytes(dtype, layout_a) + cute.size_in_bytes(dtype, layout_b)
-        for step in range(cute.size(g_a, mode=[2])):
+        for step in cutlass.range(cute.size(g_a, mode=[2]), unroll=1):
             if thread < 32:
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive_and_expect_tx(barrier, tile_bytes)
