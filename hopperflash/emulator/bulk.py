@@ -22,13 +22,15 @@ _SIZE = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, 
 class AsyncStore:
     """A store whose two halves happen once each, as late as its schedule wants."""
 
-    def __init__(self, cta: Any, source: int, nbytes: int, ins: Instruction) -> None:
+    def __init__(
+        self, cta: Any, warp: int, source: int, nbytes: int, ins: Instruction
+    ) -> None:
         self.cta, self.source, self.nbytes, self.ins = cta, source, nbytes, ins
         self._packed: Bytes | None = None
         self._written = False
         cta.check_shared_range(source, nbytes)
         addresses = np.arange(source, source + nbytes, 16, dtype=np.int64)
-        cta.proxy.async_read(addresses, ins)
+        cta.proxy.async_read(addresses, ins, warp)
         self._pending = PendingRead(ins, addresses)
         cta.reads.pending.append(self._pending)
 
@@ -61,13 +63,14 @@ class TensorStore(AsyncStore):
     def __init__(
         self,
         cta: Any,
+        warp: int,
         source: int,
         ins: Instruction,
         tensor_map: TensorMap,
         coords: Sequence[int],
         operation: str | None,
     ) -> None:
-        super().__init__(cta, source, tensor_map.box_bytes, ins)
+        super().__init__(cta, warp, source, tensor_map.box_bytes, ins)
         self.map, self.coords, self.operation = tensor_map, coords, operation
 
     def _gather(self) -> Bytes:
@@ -87,6 +90,7 @@ class BulkStore(AsyncStore):
     def __init__(
         self,
         cta: Any,
+        warp: int,
         source: int,
         ins: Instruction,
         target: int,
@@ -94,7 +98,7 @@ class BulkStore(AsyncStore):
         operation: str | None,
         kind: str | None,
     ) -> None:
-        super().__init__(cta, source, nbytes, ins)
+        super().__init__(cta, warp, source, nbytes, ins)
         self.target, self.operation, self.kind = target, operation, kind
         cta.machine.memory.check(target, target + nbytes, True)
 

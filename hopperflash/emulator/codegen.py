@@ -34,6 +34,8 @@ class Segment:
     exit: bool = False
     blocking: bool = False
     yields: bool = False
+    acts: bool = False
+    """Does something that other threads may see; a poll or a pure computation does not."""
     touched: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     instructions: int = 0
@@ -221,6 +223,7 @@ def _summarise(segment: Segment, row_of: dict[Register, int]) -> None:
         if op.collective and segment.collective != "warpgroup":
             segment.collective = op.collective
         segment.yields |= op.yields
+        segment.acts |= op.make is not None and op.ordered and not op.alone
         if not op.accumulators:
             for register in (*op.reads, *op.writes):
                 if register.bank == "u":

@@ -15,6 +15,7 @@ from .codegen import param_offset
 from .errors import AddressError, BarrierError
 from .hazards import ProxyTracker, ReadTracker
 from .memory import CLUSTER_SHIFT, LOCAL_BASE, SHARED_LIMIT, SharedMemory
+from .operands import one_lane_per_warp
 from .ptx_ir import Instruction, Symbol
 from .registers import RegisterFile
 from .wgmma_queue import WgmmaQueue
@@ -170,6 +171,11 @@ class Cta:
             raise BarrierError(f"mbarrier at {address:#x} was not initialised")
         return barrier
 
+    def release(self, g: Any, m: Any) -> None:
+        """The warps of these lanes make their earlier writes known."""
+        if not self.proxy.clean:
+            self.proxy.release(warp for warp, _ in one_lane_per_warp(m, g))
+
     def live_warps(self) -> int:
         return sum(1 for w in range(0, self.threads, 32) if self.live >> w & 0xFFFFFFFF)
 
@@ -186,11 +192,13 @@ class Cta:
             self._implicit.add(number)
             count = 32 * self.live_warps()
         warps = np.unique(lanes + g.lo >> 5).tolist()
+        self.proxy.release(warps)
         return barrier, barrier.arrive(32 * len(warps), count, warps)
 
     def arrive_at_cluster(self, g: Any, lanes: Lanes) -> None:
         for warp in np.unique(lanes + g.lo >> 5).tolist():
             threads = (self.live >> 32 * warp & 0xFFFFFFFF).bit_count()
+            self.proxy.release([warp])
             self._cluster_phase[warp] = self.cluster_barrier.phase
             self.cluster_barrier.arrive(threads)
 

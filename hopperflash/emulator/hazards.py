@@ -30,44 +30,68 @@ class HazardLog:
 
 
 class ProxyTracker:
-    """Generic writes to shared memory that their warp has not fenced for the async proxy."""
+    """Generic writes to shared memory on their way to the async proxy.
+
+    A write is first unfenced (its warp + 1), after the warp's fence.proxy.async only unreleased
+    (negative), and clean (0) once the warp has arrived at any barrier after the fence.
+    """
 
     def __init__(self, cta: Any, nbytes: int) -> None:
         self._cta = cta
-        self._writer: NDArray[np.int16] = np.zeros((nbytes >> GRANULE_SHIFT) + 1, np.int16)
-        self._dirty_warps: set[int] = set()
+        self._state: NDArray[np.int16] = np.zeros((nbytes >> GRANULE_SHIFT) + 1, np.int16)
+        self._unfenced: set[int] = set()
+        self._unreleased: set[int] = set()
 
     @property
     def clean(self) -> bool:
-        return not self._dirty_warps
+        return not self._unfenced and not self._unreleased
 
     def generic_write(self, addresses: NDArray[np.int64], warps: NDArray[np.int64]) -> None:
-        self._writer[(addresses - SHARED_BASE) >> GRANULE_SHIFT] = warps + 1
-        self._dirty_warps.update(np.unique(warps).tolist())
+        self._state[(addresses - SHARED_BASE) >> GRANULE_SHIFT] = warps + 1
+        self._unfenced.update(np.unique(warps).tolist())
 
     def fence(self, warps: Iterable[int]) -> None:
         for warp in warps:
-            if warp in self._dirty_warps:
-                self._writer[self._writer == warp + 1] = 0
-                self._dirty_warps.discard(warp)
+            if warp in self._unfenced:
+                self._state[self._state == warp + 1] = -(warp + 1)
+                self._unfenced.discard(warp)
+                self._unreleased.add(warp)
 
-    def async_read(self, addresses: NDArray[np.int64], ins: Instruction) -> None:
-        """Addresses that the async proxy will read; one per granule is enough."""
-        if not self._dirty_warps:
+    def release(self, warps: Iterable[int]) -> None:
+        """The warps arrived at a barrier."""
+        if not self._unreleased:
             return
-        writers = self._writer[(addresses - SHARED_BASE) >> GRANULE_SHIFT]
-        found = writers[writers > 0]
-        if found.size:
-            at = int(addresses[writers > 0][0])
-            self._cta.machine.hazards.report(
-                "missing fence.proxy.async", ins, self._cta,
-                f"reads shared {at:#x}, which warp {int(found[0]) - 1} wrote without a proxy fence",
-            )  # fmt: skip
+        for warp in warps:
+            if warp in self._unreleased:
+                self._state[self._state == -(warp + 1)] = 0
+                self._unreleased.discard(warp)
+
+    def async_read(
+        self, addresses: NDArray[np.int64], ins: Instruction, reader: int | None = None
+    ) -> None:
+        """Addresses that the async proxy will read, one per granule is enough.
+
+        `reader` is the warp that issued the read, None for a whole warpgroup.
+        """
+        if self.clean:
+            return
+        states = self._state[(addresses - SHARED_BASE) >> GRANULE_SHIFT]
+        own = 0 if reader is None else -(reader + 1)
+        bad = (states > 0) | ((states < 0) & (states != own))
+        if not bad.any():
+            return
+        at, state = int(addresses[bad][0]), int(states[bad][0])
+        kind = "missing fence.proxy.async" if state > 0 else "missing barrier"
+        lacks = "a proxy fence" if state > 0 else "arriving at a barrier after its proxy fence"
+        self._cta.machine.hazards.report(
+            kind, ins, self._cta,
+            f"reads shared {at:#x}, which warp {abs(state) - 1} wrote without {lacks}",
+        )  # fmt: skip
 
     def async_write(self, lo: int, nbytes: int) -> None:
-        if self._dirty_warps:
+        if not self.clean:
             first = (lo - SHARED_BASE) >> GRANULE_SHIFT
-            self._writer[first : first + (nbytes >> GRANULE_SHIFT)] = 0
+            self._state[first : first + (nbytes >> GRANULE_SHIFT)] = 0
 
 
 class PendingRead:

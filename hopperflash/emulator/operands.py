@@ -34,7 +34,8 @@ def reader(operand: Any, view: str, row: RowOf) -> Reader:
 
 def lanes_of(value: Any, gang: Any) -> NDArray[Any]:
     """A value with one entry per lane of the gang."""
-    return np.broadcast_to(np.asarray(value), (gang.n,))
+    array = np.asarray(value)
+    return array if array.ndim else np.full(gang.n, array)
 
 
 def address_reader(address: Address, row: RowOf) -> Callable[[Any], NDArray[np.int64]]:
@@ -77,6 +78,11 @@ def active(m: Any, gang: Any) -> NDArray[np.int64]:
 
 def one_lane_per_warp(m: Any, gang: Any) -> list[tuple[int, int]]:
     """(warp, index of its first active lane) for each warp with an active lane."""
+    if m is None:
+        return [
+            (warp, max(32 * warp - gang.lo, 0))
+            for warp in range(gang.first_warp, gang.last_warp + 1)
+        ]
     lanes = active(m, gang)
     warps = (lanes + gang.lo) >> 5
     found, first = np.unique(warps, return_index=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .bulk import BulkStore, TensorStore
 from .decode import Effect, Op, RowOf, effect, unknown
@@ -110,7 +112,7 @@ def decode_tensor_store(ins: Instruction) -> Op:
                 tensor_map = decode_tensor_map(g.cta.tensor_map_bytes(int(tensor(g)[lane])))
                 coords = [scalar_at(c(g), lane) for c in coordinates]
                 store = TensorStore(
-                    g.cta, int(frm(g)[lane]), ins, tensor_map, coords, operation
+                    g.cta, warp, int(frm(g)[lane]), ins, tensor_map, coords, operation
                 )
                 g.cta.machine.counters.tma_stores += 1
                 g.cta.bulk_groups(warp).add(store)
@@ -177,7 +179,7 @@ def decode_bulk_store(ins: Instruction) -> Op:
         def run(g: Any, m: Any) -> None:
             for warp, lane in one_lane_per_warp(m, g):
                 store = BulkStore(
-                    g.cta, int(frm(g)[lane]), ins, int(to(g)[lane]),
+                    g.cta, warp, int(frm(g)[lane]), ins, int(to(g)[lane]),
                     scalar_at(read_size(g), lane), operation, kind,
                 )  # fmt: skip
                 g.cta.machine.counters.tma_stores += 1
@@ -249,6 +251,18 @@ _WGMMA_MODS = re.compile(
 )
 
 
+@lru_cache(maxsize=4096)
+def _accumulator_rows(rows: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
+    """The rows as an array and as a bit mask; operations on one accumulator share them."""
+    return np.array(rows), sum(1 << r for r in rows)
+
+
+def _rows_index(rows: list[int]) -> Any:
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return np.array(rows)
+
+
 def decode_wgmma(ins: Instruction) -> Op:
     """wgmma.mma_async: D, A (descriptor or registers), B, scale-d, scales, transposes."""
     if not _WGMMA_MODS.match(ins.opcode):
@@ -267,8 +281,8 @@ def decode_wgmma(ins: Instruction) -> Op:
         raise unknown(ins, "imm-scale must be 1 or -1")
 
     def make(row: RowOf) -> Effect:
-        d_rows = np.array([row(r) for r in d.items])
-        a_rows = np.array([row(r) for r in a.items]) if from_registers else None
+        d_rows, d_mask = _accumulator_rows(tuple(row(r) for r in d.items))
+        a_rows = _rows_index([row(r) for r in a.items]) if from_registers else None
         read_a = None if from_registers else reader(a, "q", row)
         read_b = reader(b, "q", row)
         read_scale = reader(scale_d, "p", row)
@@ -276,10 +290,10 @@ def decode_wgmma(ins: Instruction) -> Op:
         def run(g: Any, m: Any) -> None:
             for start in range(0, g.n, 128):
                 op = WgmmaOp(
-                    ins, shape, d_rows,
+                    ins, shape, d_rows, d_mask,
                     overwrite=not scalar_at(read_scale(g), start),
                     a_registers=None if a_rows is None
-                    else g.U[a_rows, start : start + 128],
+                    else g.U[a_rows, start : start + 128].copy(),
                     a_descriptor=0 if read_a is None else scalar_at(read_a(g), start),
                     b_descriptor=scalar_at(read_b(g), start),
                     negate=scale_a * scale_b < 0, a_mn_major=a_major, b_mn_major=b_major,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .decode import Effect, Op, RowOf, effect, unknown
 from .errors import EmulationError
-from .operands import active, address_reader, lanes_of, one_lane_per_warp, reader, writer
+from .operands import active, address_reader, lanes_of, one_lane_per_warp, reader, scalar_at, writer
 from .ptx_ir import Immediate, Instruction, Register, Sink
 from .waiting import Block, BarrierWait, ClusterWait, MBarrierWait
 
@@ -36,6 +36,8 @@ class _Group(NamedTuple):
 
 
 def _groups(g: Any, m: Any, *columns: Any) -> list[_Group]:
+    if g.n == 1 and m is None:
+        return [_Group(tuple(scalar_at(c, 0) for c in columns), np.zeros(1, np.int64), True)]
     lanes = active(m, g)
     if not lanes.size:
         return []
@@ -98,6 +100,7 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
 
             def run(g: Any, m: Any) -> None:
                 tokens = np.zeros(g.n, np.uint64)
+                g.cta.release(g, m)
                 for group in _groups(g, m, at(g), read(g)):
                     where, value = group.values
                     for lane in group.lanes:

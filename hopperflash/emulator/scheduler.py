@@ -165,14 +165,14 @@ class ClusterScheduler:
             blocks = function(gang, mask)
         except (EmulationError, ValueError, IndexError) as error:
             raise self._located(error, segment, not full, fragment) from error
-        fragment.yielded = segment.yields
-        if not segment.yields:
-            self._wake_yielded(cta)
+        if segment.yields:
+            fragment.yielded = True
+        elif segment.acts:
+            self._wake_yielded()
         self._leave(fragment, segment, gang, blocks if segment.blocking else None)
         self.machine.async_work.tick()
 
-    def _wake_yielded(self, cta: Cta) -> None:
-        self._refusals = 0
+    def _wake_yielded(self) -> None:
         for other in self.fragments:
             other.yielded = False
 

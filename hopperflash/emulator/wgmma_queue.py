@@ -32,6 +32,7 @@ class WgmmaOp:
     ins: Instruction
     shape: WgmmaShape
     d_rows: NDArray[np.int64]
+    d_mask: int
     overwrite: bool
     a_registers: NDArray[np.uint32] | None
     a_descriptor: int
@@ -50,7 +51,7 @@ class WgmmaOp:
             and self.negate == other.negate
             and self.a_mn_major == other.a_mn_major
             and self.b_mn_major == other.b_mn_major
-            and np.array_equal(self.d_rows, other.d_rows)
+            and (self.d_rows is other.d_rows or np.array_equal(self.d_rows, other.d_rows))
             and _same_layout(self.b_descriptor, other.b_descriptor)
             and (self.a_registers is not None
                  or _same_layout(self.a_descriptor, other.a_descriptor))
@@ -75,8 +76,7 @@ class WgmmaQueue:
         """Bit mask of accumulator rows that must not be touched."""
 
     def issue(self, op: WgmmaOp) -> None:
-        for row in op.d_rows.tolist():
-            self.in_flight |= 1 << row
+        self.in_flight |= op.d_mask
         self._check_proxy(op)
         self._open.append(op)
 
@@ -107,8 +107,7 @@ class WgmmaQueue:
         self._executed.difference_update(id(op) for op in done)
         self.in_flight = 0
         for op in (*(o for group in self._groups for o in group), *self._open):
-            for row in op.d_rows.tolist():
-                self.in_flight |= 1 << row
+            self.in_flight |= op.d_mask
 
     def outstanding(self) -> list[WgmmaOp]:
         return [*(op for group in self._groups for op in group), *self._open]
