@@ -117,10 +117,9 @@ def _attention(
 
         hidden = hidden_pairs(mask, seqlen_q, seqlen_k, device=q.device)
         empty = hidden.all(dim=1)
-        # An empty row keeps finite placeholder scores: a softmax over -inf alone would put NaN
-        # into its gradients.
+        # An empty row keeps its finite scores through the softmax, which would turn -inf alone
+        # into NaN gradients.
         scores = scores.masked_fill(hidden & ~empty[:, None], -math.inf)
-        scores = scores.masked_fill(empty[:, None], 0.0)
         lse = torch.logsumexp(scores, dim=-1).masked_fill(empty, -math.inf)
         probabilities = rounded(torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0))
         out = rounded(torch.einsum("bhgqk,bkhd->bqhgd", probabilities, v))
