@@ -59,19 +59,20 @@ class Stages:
     def __init__(self, console: Console, bar: Progress | None) -> None:
         self._console = console
         self._bar = bar
-        self._task = None if bar is None else bar.add_task("", total=None)
 
     def enter(self, stage: str) -> None:
         """A new stage of unknown length."""
-        if self._bar is None or self._task is None:
+        if self._bar is None:
             self._console.print(stage, markup=False)
-        else:
-            self._bar.reset(self._task, description=stage, total=None)
+            return
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
+        self._bar.add_task(stage, total=None)
 
     def advance(self, done: int, total: int) -> None:
         """Progress within the stage."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=total)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[-1], completed=done, total=total)
 
 
 @contextmanager
