@@ -144,9 +144,8 @@ class Cta:
         offsets = np.where(addrs >= LOCAL_BASE, addrs - LOCAL_BASE, addrs)
         return thread * self.machine.program.local_bytes + offsets
 
-    def before_async_write(self, address: int, nbytes: int, ins: Instruction) -> None:
-        """The async proxy is about to write these shared bytes."""
-        self.proxy.async_write(address, nbytes)
+    def may_write(self, address: int, nbytes: int, ins: Instruction) -> None:
+        """From now on the async proxy may write these shared bytes."""
         if self.reads.pending:
             self.reads.write(address, address + nbytes, None, ins)
 
@@ -292,7 +291,7 @@ class Cta:
                 copy()
             barrier.arrive(1)
 
-        self.machine.async_work.submit(land)
+        self.machine.async_work.submit(land, (barrier,))
 
     # Exit
 

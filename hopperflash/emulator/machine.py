@@ -125,7 +125,7 @@ class Machine:
             done += len(scheduler.ctas)
             if progress is not None:
                 progress(done, total)
-        while self.async_work.complete_one():
+        while self.async_work.complete_one(()):
             pass
         for store in self.late_stores:
             store.write()
@@ -147,14 +147,16 @@ class Machine:
                     moved = True
                 if scheduler.done:
                     yield scheduler
-            if moved or self.async_work.complete_one():
+            if moved or self._complete_load(resident):
                 continue
-            if len(resident) < _MAX_RESIDENT_CLUSTERS and self._admit(
-                resident, waiting
-            ):
+            if len(resident) < _MAX_RESIDENT_CLUSTERS and self._admit(resident, waiting):
                 continue
             if not any([s.refuse_waits() for s in resident]):
                 raise resident[0].deadlock()
+
+    def _complete_load(self, resident: list[ClusterScheduler]) -> bool:
+        awaited = {id(barrier) for scheduler in resident for barrier in scheduler.awaited()}
+        return self.async_work.complete_one(awaited)
 
     def _advance(self, scheduler: ClusterScheduler, crowded: bool) -> bool:
         """Run a cluster until it stops, or for a while where others are resident too."""

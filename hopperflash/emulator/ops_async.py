@@ -64,26 +64,36 @@ def decode_tensor_load(ins: Instruction) -> Op:
                     packed, in_bounds = load_box(tensor_map, coords, cta.machine.memory)
                     counters.tma_load_bytes += in_bounds
                     for place, at, owner, bar in places:
-                        place.before_async_write(at, len(packed), ins)
+                        place.proxy.async_write(at, len(packed))
                         scatter_to_shared(
                             tensor_map, packed, place.shared.data, at, place.shared.base
                         )
                         owner.mbarrier(bar).complete_tx(len(packed))
 
-                for place, _, owner, bar in places:
-                    owner.mbarrier(bar)
-                    place.check_shared_range(destination, tensor_map.box_bytes)
-                cta.machine.async_work.submit(land)
+                _submit(cta, places, tensor_map.box_bytes, land, ins)
 
         return run
 
     return effect(ins, make, reads=(dst, source, barrier, *rest))
 
 
-def _multicast(
-    cta: Any, destination: int, barrier: int, mask: int | None
-) -> list[tuple[Any, int, Any, int]]:
-    """(CTA written, address there, CTA signalled, mbarrier there) per target."""
+# CTA written, address there, CTA signalled, mbarrier there.
+_Place = tuple[Any, int, Any, int]
+
+
+def _submit(
+    cta: Any, places: list[_Place], nbytes: int, land: Callable[[], None], ins: Instruction
+) -> None:
+    """Queue a load; its bytes may arrive at any time from now on."""
+    for place, at, _, _ in places:
+        place.shared.check(at, at + nbytes)
+        place.may_write(at, nbytes, ins)
+    signals = [owner.mbarrier(bar) for _, _, owner, bar in places]
+    cta.machine.async_work.submit(land, signals)
+
+
+def _multicast(cta: Any, destination: int, barrier: int, mask: int | None) -> list[_Place]:
+    """Where a load goes, without and with a multicast mask."""
     local = (1 << CLUSTER_SHIFT) - 1
     if mask is None:
         place, at = cta.resolve_shared(destination)
@@ -151,11 +161,11 @@ def decode_bulk_load(ins: Instruction) -> Op:
                         data = cta.machine.memory.view(start, nbytes)
                         counters.tma_load_bytes += nbytes
                     for place, at, owner, bar in places:
-                        place.before_async_write(at, nbytes, ins)
+                        place.proxy.async_write(at, nbytes)
                         place.shared.bytes_at(at, nbytes)[:] = data
                         owner.mbarrier(bar).complete_tx(nbytes)
 
-                cta.machine.async_work.submit(land)
+                _submit(cta, places, nbytes, land, ins)
 
         return run
 
@@ -172,8 +182,10 @@ def decode_bulk_store(ins: Instruction) -> Op:
         raise unknown(ins, f"type {kind}")
 
     def make(row: RowOf) -> Effect:
-        to, frm, read_size = address_reader(dst, row), address_reader(source, row), reader(
-            size, "u", row
+        to, frm, read_size = (
+            address_reader(dst, row),
+            address_reader(source, row),
+            reader(size, "u", row),
         )
 
         def run(g: Any, m: Any) -> None:

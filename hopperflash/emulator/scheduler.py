@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .barriers import MBarrier
 from .codegen import Program, Segment, function_of
 from .cta import Cta
 from .decode import Op
 from .errors import DeadlockError, EmulationError
-from .waiting import Block, Condition
+from .waiting import Block, Condition, MBarrierWait
 
 # A try_wait may return false; after this many fruitless rounds over all threads it is a deadlock.
 _REFUSAL_ROUNDS = 6
@@ -69,6 +70,11 @@ class ClusterScheduler:
     def blocked(self) -> list[Fragment]:
         return [f for f in self.fragments if f.condition is not None]
 
+    def awaited(self) -> list[MBarrier]:
+        """The mbarriers that threads wait for."""
+        conditions = [f.condition for f in self.fragments]
+        return [c.barrier for c in conditions if isinstance(c, MBarrierWait)]
+
     # Choice of what runs
 
     def _pick(self) -> Fragment | None:
@@ -97,9 +103,7 @@ class ClusterScheduler:
         chosen = []
         for fragment in sorted(shuffled, key=lambda f: f.yielded):
             warps = self._warps(fragment)
-            rivals = [
-                f for f in ready if f.cta is fragment.cta and self._warps(f) & warps
-            ]
+            rivals = [f for f in ready if f.cta is fragment.cta and self._warps(f) & warps]
             lowest = min(rivals, key=lambda f: (f.yielded, f.at))
             if lowest not in chosen:
                 chosen.append(lowest)
@@ -296,8 +300,9 @@ class ClusterScheduler:
         for frame, number in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_name == "segment":
                 op = segment.line_ops[masked].get(number)
-        first, last = (fragment.threads & -fragment.threads).bit_length() - 1 >> 5, (
-            fragment.threads.bit_length() - 1 >> 5
+        first, last = (
+            (fragment.threads & -fragment.threads).bit_length() - 1 >> 5,
+            (fragment.threads.bit_length() - 1 >> 5),
         )
         where = op.ins.where if op is not None else f"segment {segment.index}"
         kind = type(error) if isinstance(error, EmulationError) else EmulationError
