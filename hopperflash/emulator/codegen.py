@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -151,9 +152,7 @@ def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:
 
 def _needs_convergence(op: Op, current: list[Op]) -> bool:
     """A collective must not share a segment with effects that threads elsewhere may wait for."""
-    return bool(op.collective) and any(
-        o.ordered and o.collective != op.collective for o in current
-    )
+    return bool(op.collective) and any(o.ordered and o.collective != op.collective for o in current)
 
 
 def _schedule(ops: list[Op]) -> list[list[Op]]:
@@ -183,8 +182,7 @@ def _batch_key(op: Op, number: int) -> Any:
     if op.elementwise is None:
         return number
     shape = tuple(
-        "r" if isinstance(s, Register) else "i" if isinstance(s, Immediate) else s
-        for s in op.srcs
+        "r" if isinstance(s, Register) else "i" if isinstance(s, Immediate) else s for s in op.srcs
     )
     return (id(op.elementwise.fn), op.elementwise.dst, shape, op.ins.guard, op.ins.guard_negated)
 
@@ -318,7 +316,7 @@ class _Writer:
         if len(set(rows)) == 1:
             return f"g.{view}[{rows[0]}]", False
         step = rows[1] - rows[0]
-        if step > 0 and all(b - a == step for a, b in zip(rows, rows[1:], strict=False)):
+        if step > 0 and all(b - a == step for a, b in itertools.pairwise(rows)):
             stride = f":{step}" if step > 1 else ""
             return f"g.{view.upper()}[{rows[0]}:{rows[-1] + 1}{stride}]", False
         index = self.constant(("rows", tuple(rows)), np.array(rows))

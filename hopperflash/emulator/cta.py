@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
-from .bulk import BulkGroups
+from .bulk_stores import BulkGroups
 from .codegen import param_offset
 from .errors import AddressError, BarrierError
 from .hazards import ProxyTracker, ReadTracker
@@ -36,7 +36,7 @@ class Cta:
         self.block: Index3 = launch.block
         self.grid: Index3 = launch.grid
         self.cluster_dims: Index3 = launch.cluster
-        self.cluster_index: Index3 = tuple(  # type: ignore[assignment]
+        self.cluster_index: Index3 = tuple(
             i % c for i, c in zip(index, launch.cluster, strict=True)
         )
         cx, cy, _ = launch.cluster
@@ -142,7 +142,8 @@ class Cta:
     def _local(self, addrs: Lanes, g: Any, lanes: Lanes | None) -> Lanes:
         thread = (np.arange(g.n) if lanes is None else lanes) + g.lo
         offsets = np.where(addrs >= LOCAL_BASE, addrs - LOCAL_BASE, addrs)
-        return thread * self.machine.program.local_bytes + offsets
+        addresses: Lanes = thread * self.machine.program.local_bytes + offsets
+        return addresses
 
     def may_write(self, address: int, nbytes: int, ins: Instruction) -> None:
         """From now on the async proxy may write these shared bytes."""

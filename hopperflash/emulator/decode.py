@@ -87,9 +87,7 @@ def effect(
     )
 
 
-def elementwise(
-    ins: Instruction, entry: Elementwise, dst: Any, srcs: tuple[Any, ...]
-) -> list[Op]:
+def elementwise(ins: Instruction, entry: Elementwise, dst: Any, srcs: tuple[Any, ...]) -> list[Op]:
     """One elementwise operation; none where the result is dropped."""
     if isinstance(dst, Sink):
         return []

@@ -11,7 +11,7 @@ import numpy as np
 
 from .async_work import AsyncWork
 from .barriers import ClusterBarrier
-from .bulk import AsyncStore
+from .bulk_stores import AsyncStore
 from .codegen import Program, program_of
 from .counters import Counters
 from .cta import Cta, Index3
@@ -151,7 +151,8 @@ class Machine:
                 continue
             if len(resident) < _MAX_RESIDENT_CLUSTERS and self._admit(resident, waiting):
                 continue
-            if not any([s.refuse_waits() for s in resident]):
+            refused = [scheduler.refuse_waits() for scheduler in resident]
+            if not any(refused):
                 raise resident[0].deadlock()
 
     def _complete_load(self, resident: list[ClusterScheduler]) -> bool:

@@ -168,9 +168,8 @@ class SharedMemory:
         check_alignment(addrs, nbytes, "shared")
         index = (addrs - self.base) // itemsize
         view = self._views[itemsize]
-        if count == 1:
-            return view[index][None]
-        return view[index[None, :] + np.arange(count)[:, None]]
+        values: NDArray[Any] = view[index[None, :] + np.arange(count)[:, None]]
+        return values
 
     def store(self, addrs: Addresses, values: NDArray[Any]) -> None:
         """Scatter [count, lanes]; the highest lane wins where addresses coincide."""

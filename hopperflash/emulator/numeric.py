@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+# An array of any shape, or a numpy scalar.
+Array = Any
 
 _F32_TINY = np.float32(2.0**-126)
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bulk import BulkStore, TensorStore
+from .bulk_loads import BulkLoad, TensorLoad, targets
+from .bulk_stores import BulkStore, TensorStore
 from .decode import Effect, Op, RowOf, effect, unknown
 from .memory import CLUSTER_SHIFT
 from .operands import address_reader, one_lane_per_warp, reader, scalar_at
 from .ptx_ir import Immediate, Instruction, Vector
 from .tensor_map import decode as decode_tensor_map
-from .tensor_map import load_box, scatter_to_shared
 from .wgmma import WgmmaShape
 from .wgmma_queue import WgmmaOp
 
@@ -48,62 +48,19 @@ def decode_tensor_load(ins: Instruction) -> Op:
     def make(row: RowOf) -> Effect:
         to, signal, tensor = (address_reader(a, row) for a in (dst, barrier, source))
         coordinates = [reader(c, "i", row) for c in source.coordinates]
-        targets = reader(mask_operand, "h", row) if mask_operand is not None else None
+        ranks = reader(mask_operand, "h", row) if mask_operand is not None else None
 
         def run(g: Any, m: Any) -> None:
             for _, lane in one_lane_per_warp(m, g):
-                cta, counters = g.cta, g.cta.machine.counters
-                tensor_map = decode_tensor_map(cta.tensor_map_bytes(int(tensor(g)[lane])))
+                tensor_map = decode_tensor_map(g.cta.tensor_map_bytes(int(tensor(g)[lane])))
                 coords = [scalar_at(c(g), lane) for c in coordinates]
-                destination, mbar = int(to(g)[lane]), int(signal(g)[lane])
-                mask = None if targets is None else scalar_at(targets(g), lane)
-                places = _multicast(cta, destination, mbar, mask)
-                counters.tma_loads += 1
-
-                def land() -> None:
-                    packed, in_bounds = load_box(tensor_map, coords, cta.machine.memory)
-                    counters.tma_load_bytes += in_bounds
-                    for place, at, owner, bar in places:
-                        place.proxy.async_write(at, len(packed))
-                        scatter_to_shared(
-                            tensor_map, packed, place.shared.data, at, place.shared.base
-                        )
-                        owner.mbarrier(bar).complete_tx(len(packed))
-
-                _submit(cta, places, tensor_map.box_bytes, land, ins)
+                mask = None if ranks is None else scalar_at(ranks(g), lane)
+                where = targets(g.cta, int(to(g)[lane]), int(signal(g)[lane]), mask)
+                TensorLoad(g.cta, ins, where, tensor_map, coords).submit()
 
         return run
 
     return effect(ins, make, reads=(dst, source, barrier, *rest))
-
-
-# CTA written, address there, CTA signalled, mbarrier there.
-_Place = tuple[Any, int, Any, int]
-
-
-def _submit(
-    cta: Any, places: list[_Place], nbytes: int, land: Callable[[], None], ins: Instruction
-) -> None:
-    """Queue a load; its bytes may arrive at any time from now on."""
-    for place, at, _, _ in places:
-        place.shared.check(at, at + nbytes)
-        place.may_write(at, nbytes, ins)
-    signals = [owner.mbarrier(bar) for _, _, owner, bar in places]
-    cta.machine.async_work.submit(land, signals)
-
-
-def _multicast(cta: Any, destination: int, barrier: int, mask: int | None) -> list[_Place]:
-    """Where a load goes, without and with a multicast mask."""
-    local = (1 << CLUSTER_SHIFT) - 1
-    if mask is None:
-        place, at = cta.resolve_shared(destination)
-        owner, bar = cta.resolve_shared(barrier)
-        return [(place, at, owner, bar)]
-    return [
-        (peer, destination & local, peer, barrier & local)
-        for rank, peer in enumerate(cta.cluster)
-        if mask >> rank & 1
-    ]
 
 
 def decode_tensor_store(ins: Instruction) -> Op:
@@ -143,29 +100,14 @@ def decode_bulk_load(ins: Instruction) -> Op:
     def make(row: RowOf) -> Effect:
         to, frm, signal = (address_reader(a, row) for a in (dst, source, barrier))
         read_size = reader(size, "u", row)
-        targets = reader(mask_operand, "h", row) if mask_operand is not None else None
+        ranks = reader(mask_operand, "h", row) if mask_operand is not None else None
 
         def run(g: Any, m: Any) -> None:
             for _, lane in one_lane_per_warp(m, g):
-                cta, counters = g.cta, g.cta.machine.counters
-                nbytes = scalar_at(read_size(g), lane)
-                start = int(frm(g)[lane])
-                mask = None if targets is None else scalar_at(targets(g), lane)
-                places = _multicast(cta, int(to(g)[lane]), int(signal(g)[lane]), mask)
-                counters.tma_loads += 1
-
-                def land() -> None:
-                    if from_shared:
-                        data = cta.shared.bytes_at(start, nbytes).copy()
-                    else:
-                        data = cta.machine.memory.view(start, nbytes)
-                        counters.tma_load_bytes += nbytes
-                    for place, at, owner, bar in places:
-                        place.proxy.async_write(at, nbytes)
-                        place.shared.bytes_at(at, nbytes)[:] = data
-                        owner.mbarrier(bar).complete_tx(nbytes)
-
-                _submit(cta, places, nbytes, land, ins)
+                mask = None if ranks is None else scalar_at(ranks(g), lane)
+                where = targets(g.cta, int(to(g)[lane]), int(signal(g)[lane]), mask)
+                nbytes, start = scalar_at(read_size(g), lane), int(frm(g)[lane])
+                BulkLoad(g.cta, ins, where, start, nbytes, from_shared).submit()
 
         return run
 
@@ -285,7 +227,7 @@ def decode_wgmma(ins: Instruction) -> Op:
         raise unknown(ins, "scales and transposes must be literals")
     from_registers = isinstance(a, Vector)
     values = [t.value for t in tail]
-    scale_a, scale_b = (values + [1, 1])[:2] if len(values) >= 2 else (1, 1)
+    scale_a, scale_b = values[:2] if len(values) >= 2 else (1, 1)
     transposes = values[2:]
     a_major = bool(transposes[0]) if len(transposes) == 2 else False
     b_major = bool(transposes[-1]) if transposes else False

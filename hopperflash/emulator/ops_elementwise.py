@@ -83,10 +83,12 @@ def _integer_rows(table: dict[str, Elementwise]) -> None:
         v = VIEW_OF_TYPE[t]
         table[f"sad.{t}"] = Elementwise("u", v * 2 + "u", _sum_abs_diff)
     for t in ("u32.u32", "s32.s32"):
-        table[f"dp2a.lo.{t}"] = Elementwise(t[0].replace("s", "i"), "uu" + t[0].replace("s", "i"),
-                                            _dot2(0, t[0] == "s"))
-        table[f"dp2a.hi.{t}"] = Elementwise(t[0].replace("s", "i"), "uu" + t[0].replace("s", "i"),
-                                            _dot2(2, t[0] == "s"))
+        table[f"dp2a.lo.{t}"] = Elementwise(
+            t[0].replace("s", "i"), "uu" + t[0].replace("s", "i"), _dot2(0, t[0] == "s")
+        )
+        table[f"dp2a.hi.{t}"] = Elementwise(
+            t[0].replace("s", "i"), "uu" + t[0].replace("s", "i"), _dot2(2, t[0] == "s")
+        )
 
 
 def _sum_abs_diff(a: Any, b: Any, c: Any) -> Any:
@@ -395,9 +397,9 @@ def _storer(to: str, source: str, rounding: str, sat: bool) -> Callable[..., Any
         return nm.float_to_int(rounding, target) if rounding.endswith("i") else None
     if sat:
         low, high = np.iinfo(target).min, np.iinfo(target).max
-        return lambda x: np.array(
-            [min(max(int(v), low), high) for v in x.ravel()], target
-        ).reshape(x.shape)
+        return lambda x: np.array([min(max(int(v), low), high) for v in x.ravel()], target).reshape(
+            x.shape
+        )
     return lambda x: x.astype(target)
 
 
@@ -405,10 +407,10 @@ _PACKERS: dict[str, Elementwise] = {
     "cvt.rn.bf16x2.f32": Elementwise("u", "ff", nm.pack_bf16x2),
     "cvt.rn.f16x2.f32": Elementwise("u", "ff", nm.pack_f16x2),
     "cvt.rn.relu.bf16x2.f32": Elementwise(
-        "u", "ff", lambda h, l: nm.pack_bf16x2(np.fmax(h, 0), np.fmax(l, 0))
+        "u", "ff", lambda hi, lo: nm.pack_bf16x2(np.fmax(hi, 0), np.fmax(lo, 0))
     ),
     "cvt.rz.bf16x2.f32": Elementwise(
-        "u", "ff", lambda h, l: (nm.f32_to_bf16_rz(h) << np.uint32(16)) | nm.f32_to_bf16_rz(l)
+        "u", "ff", lambda hi, lo: (nm.f32_to_bf16_rz(hi) << np.uint32(16)) | nm.f32_to_bf16_rz(lo)
     ),
 }
 

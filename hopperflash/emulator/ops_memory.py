@@ -220,7 +220,7 @@ def decode_atomic(ins: Instruction) -> Op:
     )
 
 
-def _atomic_update(operation: str, kind: str) -> Callable[..., NDArray[Any]]:
+def _atomic_update(operation: str, kind: str) -> Callable[..., Any]:
     if operation == "cas":
         return lambda old, compare, new: np.where(old == compare, new, old)
     if operation == "inc":
@@ -229,9 +229,7 @@ def _atomic_update(operation: str, kind: str) -> Callable[..., NDArray[Any]]:
         return lambda old, top: np.where((old == 0) | (old > top), top, old - 1).astype(old.dtype)
     fn, target = _ATOMIC[operation], _ATOMIC_TYPES[kind]
     if isinstance(target, str):
-        load, store = (
-            (bf16_to_f32, f32_to_bf16) if target == "bf16" else (f16_to_f32, f32_to_f16)
-        )
+        load, store = (bf16_to_f32, f32_to_bf16) if target == "bf16" else (f16_to_f32, f32_to_f16)
 
         def update(old: Any, new: Any) -> Any:
             a, b = old.view(np.uint16), np.ascontiguousarray(new).view(np.uint16)
@@ -241,7 +239,9 @@ def _atomic_update(operation: str, kind: str) -> Callable[..., NDArray[Any]]:
     return lambda old, new: fn(old.view(target), new.view(target)).view(old.dtype)
 
 
-_MATRIX = re.compile(r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(::cta)?\.b16$")
+_MATRIX = re.compile(
+    r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(::cta)?\.b16$"
+)
 
 
 def decode_matrix(ins: Instruction) -> Op:

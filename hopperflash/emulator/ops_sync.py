@@ -13,7 +13,7 @@ from .decode import Effect, Op, RowOf, effect, unknown
 from .errors import EmulationError
 from .operands import active, address_reader, lanes_of, one_lane_per_warp, reader, scalar_at, writer
 from .ptx_ir import Immediate, Instruction, Register, Sink
-from .waiting import Block, BarrierWait, ClusterWait, MBarrierWait
+from .waiting import BarrierWait, Block, ClusterWait, MBarrierWait
 
 _MODIFIERS = {
     "relaxed", "acquire", "release", "cta", "cluster", "shared", "shared::cta",
@@ -46,8 +46,7 @@ def _groups(g: Any, m: Any, *columns: Any) -> list[_Group]:
         return [_Group(tuple(int(r[0]) for r in rows), lanes, True)]
     keys = list(zip(*(r.tolist() for r in rows), strict=True))
     return [
-        _Group(key, lanes[np.array([k == key for k in keys])], False)
-        for key in sorted(set(keys))
+        _Group(key, lanes[np.array([k == key for k in keys])], False) for key in sorted(set(keys))
     ]
 
 
@@ -169,7 +168,6 @@ _MBARRIER: dict[str, Callable[[Instruction], Op]] = {
 
 
 _BAR = re.compile(r"(bar|barrier)(\.cta)?\.(sync|arrive)(\.aligned)?$")
-_BAR_RED = re.compile(r"(bar|barrier)(\.cta)?\.red\.(popc|and|or)(\.aligned)?\.(u32|pred)$")
 
 
 def decode_bar(ins: Instruction) -> Op:
@@ -177,8 +175,6 @@ def decode_bar(ins: Instruction) -> Op:
         return effect(ins, lambda row: lambda g, m: None, collective="warp")
     if ins.opcode.startswith("barrier.cluster."):
         return _decode_cluster_barrier(ins)
-    if _BAR_RED.match(ins.opcode):
-        return _decode_bar_red(ins)
     match = _BAR.match(ins.opcode)
     if match is None:
         raise unknown(ins)
@@ -199,13 +195,7 @@ def decode_bar(ins: Instruction) -> Op:
 
         return run
 
-    return effect(
-        ins, make, reads=(number, *count), alone=True, collective="warp"
-    )
-
-
-def _decode_bar_red(ins: Instruction) -> Op:
-    raise unknown(ins)
+    return effect(ins, make, reads=(number, *count), alone=True, collective="warp")
 
 
 def _decode_cluster_barrier(ins: Instruction) -> Op:
@@ -285,7 +275,7 @@ def decode_branch(ins: Instruction) -> Op:
     guard = (ins.guard,) if ins.guard else ()
     if ins.opcode not in ("bra", "bra.uni"):
         raise unknown(ins)
-    return Op(ins, reads=guard, branch=ins.operands[0].index)
+    return Op(ins, reads=guard, branch=ins.operands[0].position)
 
 
 SYNC_OPS: dict[str, Callable[[Instruction], Op]] = {

@@ -106,14 +106,15 @@ def decode_vote(ins: Instruction) -> Op:
         def run(g: Any, m: Any) -> None:
             present = _present(g, m)
             value = by_warp(g, read(g), False) ^ isinstance(src, Negated)
+            result: NDArray[Any]
             if mode == "ballot":
                 result = np.packbits(value & present, axis=1, bitorder="little").view(np.uint32)
             elif mode == "any":
-                result = (value & present).any(axis=1, keepdims=True)
+                result = np.any(value & present, axis=1, keepdims=True)
             else:
-                result = (value | ~present).all(axis=1, keepdims=True)
+                result = np.all(value | ~present, axis=1, keepdims=True)
                 if mode == "uni":
-                    result |= ~(value & present).any(axis=1, keepdims=True)
+                    result |= ~np.any(value & present, axis=1, keepdims=True)
             write(g, from_warps(g, np.broadcast_to(result, (len(result), 32))), m)
 
         return run

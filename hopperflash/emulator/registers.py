@@ -49,7 +49,8 @@ class Rows(dict[int, NDArray[Any]]):
         self.matrix = matrix
 
     def __missing__(self, row: int) -> NDArray[Any]:
-        view = self[row] = self.matrix[row]
+        view: NDArray[Any] = self.matrix[row]
+        self[row] = view
         return view
 
 
@@ -65,7 +66,7 @@ class Gang:
         self.first_warp, self.last_warp = lo >> 5, (hi - 1) >> 5
         self.rows: dict[str, Rows] = {}
         for view, (bank, dtype) in _DTYPES.items():
-            matrix = file.banks[bank][:, lo:hi].view(dtype)
+            matrix: NDArray[Any] = file.banks[bank][:, lo:hi].view(dtype)
             setattr(self, view.upper(), matrix)
             self.rows[view] = Rows(matrix)
             setattr(self, view, self.rows[view])

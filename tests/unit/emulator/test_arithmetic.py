@@ -252,9 +252,7 @@ def test_conversions() -> None:
     big = apply("cvt.rzi.s32.f32", np.array([3e9, -3e9, np.nan, -1.9] * 8, np.float32),
                 dtype=np.int32)  # fmt: skip
     assert big[:4].tolist() == [2**31 - 1, -(2**31), 0, -1]
-    assert np.array_equal(
-        apply("cvt.rmi.f32.f32", finite, dtype=np.float32), np.floor(finite)
-    )
+    assert np.array_equal(apply("cvt.rmi.f32.f32", finite, dtype=np.float32), np.floor(finite))
     i = integers(np.int32)
     assert np.array_equal(apply("cvt.rn.f32.s32", i, dtype=np.float32), i.astype(np.float32))
     assert np.array_equal(apply("cvt.s64.s32", i, dtype=np.int64), i.astype(np.int64))

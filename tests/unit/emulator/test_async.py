@@ -116,7 +116,10 @@ def test_stores_land_at_the_full_wait_or_the_end() -> None:
     body = FILL + FENCE + BARRIER + STORE + "{wait} ld.global.b32 %r9, [%d0+4];" + """
         st.global.b32 [%d1], %r9;
     """ + AFTER  # fmt: skip
-    for wait, seen in (("cp.async.bulk.wait_group.read 0;", 99), ("cp.async.bulk.wait_group 0;", 1)):
+    for wait, seen in (
+        ("cp.async.bulk.wait_group.read 0;", 99),
+        ("cp.async.bulk.wait_group 0;", 1),
+    ):
         out, probe = np.full(64, 99, np.uint32), np.zeros(1, np.uint32)
         execute(body.replace("{wait}", wait), out, probe, threads=64, schedule="lazy")
         assert probe[0] == seen
@@ -224,7 +227,9 @@ READY:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_remote_arrival_and_store(schedule: str) -> None:
     out = np.zeros(2, np.uint32)
-    body = CLUSTER + """
+    body = (
+        CLUSTER
+        + """
         xor.b32 %r4, %r2, 1; mapa.shared::cluster.u32 %r5, %r3, %r4;
         @!%p1 bra WAITS;
         add.s32 %r7, %r2, 50; st.shared::cluster.b32 [%r5+64], %r7;
@@ -234,6 +239,7 @@ def test_remote_arrival_and_store(schedule: str) -> None:
         ld.shared.b32 %r9, [%r3+64]; mul.wide.u32 %d5, %r2, 4; add.s64 %d6, %d0, %d5;
         st.global.b32 [%d6], %r9;
     """
+    )
     execute(body, out, grid=2, cluster=2, schedule=schedule, seed=4)
     assert out.tolist() == [51, 50]
 
@@ -241,7 +247,9 @@ def test_remote_arrival_and_store(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_multicast_reaches_every_cta(schedule: str) -> None:
     source, out = np.arange(32, dtype=np.uint32), np.zeros((2, 32), np.uint32)
-    body = CLUSTER + """
+    body = (
+        CLUSTER
+        + """
         @!%p1 bra WAITS;
         mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 128;
         setp.ne.u32 %p4, %r2, 0; @%p4 bra WAITS; mov.b16 %h1, 3;
@@ -250,6 +258,8 @@ def test_multicast_reaches_every_cta(schedule: str) -> None:
     WAITS:
         mbarrier.try_wait.parity.shared.b64 %p3, [%r3], 0; @!%p3 bra WAITS;
         mul.wide.u32 %d5, %r2, 128; add.s64 %d0, %d0, %d5;
-    """ + READ
+    """
+        + READ
+    )
     execute(body, out, source, grid=2, cluster=2, schedule=schedule, seed=4)
     assert np.array_equal(out, [source, source])

@@ -161,7 +161,8 @@ def test_matrix_store_and_load_round_trip() -> None:
     for trans in ("", ".trans"):
         body = f"""
             mov.u32 %r1, smem; shl.b32 %r2, %r0, 4; add.s32 %r1, %r1, %r2;
-            mul.lo.s32 %r3, %r0, 65537; add.s32 %r4, %r3, 1; add.s32 %r5, %r3, 2; add.s32 %r6, %r3, 3;
+            mul.lo.s32 %r3, %r0, 65537;
+            add.s32 %r4, %r3, 1; add.s32 %r5, %r3, 2; add.s32 %r6, %r3, 3;
             stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r1], {{%r3, %r4, %r5, %r6}};
             ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10, %r11, %r9, %r12}}, [%r1];
             {STORE}
@@ -255,18 +256,22 @@ def test_deadlock_names_every_blocked_warp() -> None:
     assert "warps [1]: waits for barrier 3 (32 of 64 threads arrived)" in text
 
 
-def test_poll_loops_end_in_a_deadlock_too() -> None:
-    for poll in ("mbarrier.test_wait.parity.shared.b64 %p3, [%r3], 0; nanosleep.u32 20;",
-                 "ld.acquire.gpu.global.b32 %r1, [%d0]; setp.ne.u32 %p3, %r1, 0;"):  # fmt: skip
-        body = f"""
-            mov.u32 %r3, smem; mbarrier.init.shared.b64 [%r3], 32;
-        LOOP:
-            {poll} @!%p3 bra LOOP;
-        """
-        body = body.replace("mbarrier.init.shared.b64 [%r3], 32;",
-                            "elect.sync %r1|%p1, -1; @%p1 mbarrier.init.shared.b64 [%r3], 32;")  # fmt: skip
-        with pytest.raises(DeadlockError):
-            execute(body, np.zeros(1, np.uint32))
+@pytest.mark.parametrize(
+    "poll",
+    [
+        "mbarrier.test_wait.parity.shared.b64 %p3, [%r3], 0; nanosleep.u32 20;",
+        "ld.acquire.gpu.global.b32 %r1, [%d0]; setp.ne.u32 %p3, %r1, 0;",
+    ],
+)
+def test_poll_loops_end_in_a_deadlock_too(poll: str) -> None:
+    body = f"""
+        mov.u32 %r3, smem; elect.sync %r1|%p1, -1;
+        @%p1 mbarrier.init.shared.b64 [%r3], 32;
+    LOOP:
+        {poll} @!%p3 bra LOOP;
+    """
+    with pytest.raises(DeadlockError):
+        execute(body, np.zeros(1, np.uint32))
 
 
 def test_ctas_that_wait_for_each_other_are_resident_together() -> None:

@@ -22,9 +22,7 @@ _SIZE = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, 
 class AsyncStore:
     """A store whose two halves happen once each, as late as its schedule wants."""
 
-    def __init__(
-        self, cta: Any, warp: int, source: int, nbytes: int, ins: Instruction
-    ) -> None:
+    def __init__(self, cta: Any, warp: int, source: int, nbytes: int, ins: Instruction) -> None:
         self.cta, self.source, self.nbytes, self.ins = cta, source, nbytes, ins
         self._packed: Bytes | None = None
         self._written = False
@@ -103,7 +101,8 @@ class BulkStore(AsyncStore):
         cta.machine.memory.check(target, target + nbytes, True)
 
     def _gather(self) -> Bytes:
-        return self.cta.shared.bytes_at(self.source, self.nbytes).copy()
+        data: Bytes = self.cta.shared.bytes_at(self.source, self.nbytes).copy()
+        return data
 
     def _scatter(self, packed: Bytes) -> int:
         view = self.cta.machine.memory.view(self.target, self.nbytes, True)
