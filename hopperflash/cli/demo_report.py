@@ -13,6 +13,8 @@ from hopperflash.cli.demonstration import Demonstration
 
 TRAFFIC_FORMULA = "materialised: Q + K + V + O + 2 S + 2 P, S and P of all pairs in the input dtype"
 
+HAZARDS_SHOWN = 8
+
 
 def show(shown: Demonstration, console: Console) -> None:
     """Plan, errors beside the tolerance, traffic, work, hazards and time."""
@@ -105,6 +107,6 @@ def _facts(shown: Demonstration) -> list[tuple[str, str]]:
             ),
             ("hazards", str(len(run.hazards)) if run.hazards else "none"),
         ]
-        facts += [("", hazard) for hazard in run.hazards]
+        facts += [("", hazard) for hazard in run.hazards[:HAZARDS_SHOWN]]
     times = ", ".join(f"{part} {seconds:.3g} s" for part, seconds in shown.seconds.items())
     return [*facts, ("time", times)]

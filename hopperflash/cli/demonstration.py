@@ -16,8 +16,8 @@ from hopperflash.analysis.traffic import Traffic, materialized_traffic
 from hopperflash.cli.inputs import Inputs
 from hopperflash.cli.output import Stages
 from hopperflash.emulator import EmulationRun
-from hopperflash.errors import UnsupportedProblem
-from hopperflash.plan import LaunchPlan, arch_of, arch_of_capability
+from hopperflash.errors import InvalidArgument, UnsupportedProblem
+from hopperflash.plan import LaunchPlan, arch_of
 from hopperflash.plan.block_range import Tiling, block_totals
 from hopperflash.problem import AttnProblem
 from hopperflash.reference import low_precision_attention, materialized_attention
@@ -85,7 +85,8 @@ def demonstrate(
 ) -> Demonstration:
     """Plans, compiles and executes the forward; compares with fp64.
 
-    Raises what planning raises, and `UnsupportedProblem` for a problem that launches nothing.
+    Raises what planning raises, `UnsupportedProblem` for a problem that launches nothing, and
+    `InvalidArgument` for values that the reference cannot judge.
     """
     device = _device_of(arch)
     seconds: dict[str, float] = {}
@@ -99,6 +100,7 @@ def demonstrate(
         plan = api.make_plan(*operands, causal=inputs.causal)
         if not plan.calls:
             raise UnsupportedProblem("nothing to run:", plan.steps.reasons)
+        _require_finite(inputs)
         progress.enter(f"compiling {plan.calls[0].spec.ref.name} for {plan.arch.name}")
         with _timed(seconds, "compile"):
             for call in plan.calls:
@@ -126,9 +128,16 @@ def _device_of(arch: str) -> torch.device:
     """The first GPU if it is of this arch, else the CPU."""
     if torch.cuda.is_available():
         capability = torch.cuda.get_device_capability(0)
-        if arch_of_capability(capability) == arch_of(arch):
+        if arch_of(arch).compute_capability == capability:
             return torch.device("cuda", 0)
     return torch.device("cpu")
+
+
+def _require_finite(inputs: Inputs) -> None:
+    named = zip("qkv", inputs.operands, strict=True)
+    reasons = [f"{name} holds NaN or Inf" for name, x in named if not x.isfinite().all()]
+    if reasons:
+        raise InvalidArgument("these values cannot be compared with fp64:", reasons)
 
 
 @contextmanager
@@ -157,7 +166,10 @@ def _deviations(
         for parts, head_axis in zip(zip(*per_head, strict=True), (2, 1, 2, 1), strict=True)
     )
     out, lse = results
-    return {"O": tolerance(out, ref_out, low_out), "LSE": tolerance(lse, ref_lse, low_lse)}
+    try:
+        return {"O": tolerance(out, ref_out, low_out), "LSE": tolerance(lse, ref_lse, low_lse)}
+    except ValueError as unjudgeable:
+        raise InvalidArgument(f"these values give no tolerance: {unjudgeable}") from None
 
 
 def _key_heads(problem: AttnProblem) -> Iterator[tuple[int, int]]:

@@ -109,3 +109,13 @@ def test_tensors_from_a_file(tmp_path: Path) -> None:
     assert problem["mask"] == {"left": None, "right": None}
     sizes = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_k", "head_dim")
     assert [problem[name] for name in sizes] == [2, 70, 130, 3, 1, 40]
+
+
+@pytest.mark.xdist_group("fp16-64")
+def test_scores_beyond_fp16_give_no_tolerance(tmp_path: Path) -> None:
+    path = tmp_path / "qkv.safetensors"
+    huge = torch.full((1, 8, 1, 64), 60.0, dtype=torch.float16)
+    save_file({"q": huge, "k": huge.clone(), "v": huge.clone()}, path)
+    result = demo("--input", str(path))
+    assert result.exit_code == 2
+    assert "these values give no tolerance" in result.stderr

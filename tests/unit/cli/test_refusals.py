@@ -53,6 +53,16 @@ def test_demo_has_nothing_to_run_for_an_empty_problem(tmp_path):
     assert "nothing to run:" in result.stderr
 
 
+def test_demo_refuses_values_that_have_no_reference(tmp_path):
+    path = tmp_path / "x.safetensors"
+    tensors = {name: torch.ones(1, 8, 2, 8, dtype=torch.float16) for name in "qkv"}
+    tensors["k"][0, 3, 1, 2] = torch.nan
+    save_file(tensors, path)
+    result = run("demo", "--input", str(path))
+    assert result.exit_code == 2
+    assert "cannot be compared with fp64:\n- k holds NaN or Inf" in result.stderr
+
+
 def test_doctor_tells_what_works():
     result = run("doctor", "--json")
     assert result.exit_code == 0
