@@ -116,12 +116,10 @@ def _attention(
             scores = rounded(softcap * rounded(torch.tanh(rounded(scores / softcap))))
 
         hidden = hidden_pairs(mask, seqlen_q, seqlen_k, device=q.device)
-        empty = hidden.all(dim=1)
-        # An empty row keeps finite placeholder scores: a softmax over -inf alone would put NaN
-        # into its gradients.
-        scores = scores.masked_fill(hidden & ~empty[:, None], -math.inf)
-        scores = scores.masked_fill(empty[:, None], 0.0)
-        lse = torch.logsumexp(scores, dim=-1).masked_fill(empty, -math.inf)
+        # A row of -inf alone has NaN in its softmax and in that softmax's gradient: the masked_fill
+        # after it clears the one, the backward of the masked_fill before it the other.
+        scores = scores.masked_fill(hidden, -math.inf)
+        lse = torch.logsumexp(scores, dim=-1)
         probabilities = rounded(torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0))
         out = rounded(torch.einsum("bhgqk,bkhd->bqhgd", probabilities, v))
     return out.flatten(2, 3), lse.flatten(1, 2)

@@ -205,8 +205,6 @@ def _backward(
     delta = (dout.to(compute_dtype) * out).sum(dim=-1).transpose(1, 2)
     if dlse is not None:
         delta = delta - dlse
-    # LSE +inf makes exp(S - LSE) zero for rows that see no key.
-    lse = lse.masked_fill(lse == -math.inf, math.inf)
     delta, lse = (x.reshape(len(keys), tiling.group, tiling.seqlen_q) for x in (delta, lse))
 
     dq = torch.empty_like(q, memory_format=torch.contiguous_format) if needed[0] else None
@@ -251,7 +249,7 @@ def _accumulate_gradients(
         hidden_t = None if hidden is None else hidden.mT
         scores = tiling.capped_scores(block.q_scaled, k)
         probabilities = torch.exp(scores - block.lse[..., None])
-        if hidden is not None:
+        if hidden is not None:  # also clears exp(S - -inf) of rows that see no key
             probabilities.masked_fill_(hidden, 0.0)
         if dv is not None:
             dv[:, tile.slice] += _visible_product(probabilities.mT, block.dout, hidden_t)

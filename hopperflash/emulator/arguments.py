@@ -55,15 +55,6 @@ def on_device(argument: Any) -> Any:
         return type(argument)(*(on_device(item) for item in argument))
     if isinstance(argument, (list, tuple)):
         return type(argument)(on_device(item) for item in argument)
-    if isinstance(argument, dict):
-        return {key: on_device(item) for key, item in argument.items()}
-    if dataclasses.is_dataclass(argument) and not isinstance(argument, type):
-        changed = {
-            field.name: on_device(getattr(argument, field.name))
-            for field in dataclasses.fields(argument)
-            if field.init
-        }
-        return dataclasses.replace(argument, **changed)
     return argument
 
 

@@ -6,10 +6,12 @@ argument checks of TVM-FFI, grid computation, tensor map construction.
 """
 
 import ctypes
-import types
+import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from .arguments import on_device
 from .cuda_runtime import (
@@ -31,6 +33,20 @@ _SAFE_CALL = ctypes.CFUNCTYPE(
 )
 
 
+_USAGE = re.compile(r" when calling: (`.*`)")
+
+
+class _HostSymbols(NamedTuple):
+    """What an LLVM module says about itself."""
+
+    defined: frozenset[str]
+    """Functions it defines."""
+    declared: tuple[str, ...]
+    """Functions it expects to find."""
+    usage: str
+    """TVM-FFI's rendering of the call, such as `` `f(x: Tensor([n0], float16))` ``."""
+
+
 class HostProgram:
     """The host function of one `cute.compile` result, plain or with TVM-FFI."""
 
@@ -47,14 +63,15 @@ class HostProgram:
         self._compiled = compiled
         self._lock = Lock()
         self._runtime = CudaRuntime(kernels, device)
-        defined, declared = _host_symbols(compiled.ir_module)
+        symbols = _host_symbols(compiled.ir_module)
+        self.signature = _signature(compiled, symbols)
         self._engine = ExecutionEngine(compiled.ir_module, opt_level=2, shared_libs=[])
         self._keep_alive: list[Any] = []
-        self._register(declared)
-        if f"__tvm_ffi_{compiled.function_name}" in defined:
+        self._register(symbols.declared)
+        if f"__tvm_ffi_{compiled.function_name}" in symbols.defined:
             self._call = self._tvm_ffi_call()
         else:
-            self._load_library(defined)
+            self._load_library(symbols.defined)
             self._call = self._plain_call()
 
     def run(
@@ -138,7 +155,7 @@ class HostProgram:
 
         return call
 
-    def _load_library(self, defined: Sequence[str]) -> None:
+    def _load_library(self, defined: frozenset[str]) -> None:
         """What the library does on first use of a plain function: resolve its kernel handles."""
         if "cuda_init" not in defined:
             return
@@ -189,47 +206,54 @@ class HostProgram:
         function = tvm_ffi.Function.__from_extern_c__(
             ctypes.cast(trampoline, ctypes.c_void_p).value or 0, keep_alive_object=trampoline
         )
-        target = _with_keywords(self._compiled, function)
         execution_args = self._compiled.execution_args
 
         def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            device_args = tuple(on_device(value) for value in args)
-            device_kwargs = {name: on_device(value) for name, value in kwargs.items()}
+            values, keywords = tuple(args), dict(kwargs)
             if execution_args.has_pointer_address_arg_specs:
-                device_args, device_kwargs = execution_args.convert_python_pointer_args_for_tvm_ffi(
-                    device_args, device_kwargs
+                values, keywords = execution_args.convert_python_pointer_args_for_tvm_ffi(
+                    values, keywords
                 )
-            return target(*device_args, **device_kwargs)
+            bound = self.signature.bind(*values, **keywords)
+            bound.apply_defaults()
+            return function(*(_tvm_ffi_value(value) for value in bound.arguments.values()))
 
         return call
 
 
-def _with_keywords(compiled: Any, function: Any) -> Callable[..., Any]:
-    """`function` behind the keyword handling that the compiled function has, if it has any."""
-    wrapper = getattr(compiled, "_kwargs_wrapper", None)
-    if wrapper is None:
-        return function  # type: ignore[no-any-return]
-    # The wrapper is generated code around one global: the function it calls.
-    original = compiled._tvm_ffi_function
-    namespace = {
-        name: function if value is original else value
-        for name, value in wrapper.__globals__.items()
-    }
-    rebound = types.FunctionType(
-        wrapper.__code__, namespace, wrapper.__name__, wrapper.__defaults__, wrapper.__closure__
-    )
-    rebound.__kwdefaults__ = wrapper.__kwdefaults__
-    return rebound
+def _tvm_ffi_value(value: Any) -> Any:
+    from tvm_ffi.utils.unpack_dataclass import unpack_dataclass_to_tuple
+
+    if dataclasses.is_dataclass(value):
+        value = unpack_dataclass_to_tuple(value)
+    return on_device(value)
 
 
-def _host_symbols(module: Any) -> tuple[list[str], list[str]]:
-    """Names of the functions an LLVM module defines, and of those it only declares."""
+def _signature(compiled: Any, symbols: _HostSymbols) -> inspect.Signature:
+    """What a caller passes: the run-time parameters without streams of the environment."""
+    signature: inspect.Signature = compiled.execution_args.signature
+    if not symbols.usage:
+        return signature
+    visible = [
+        parameter
+        for name, parameter in signature.parameters.items()
+        if re.search(rf"[(,] ?{name}: ", symbols.usage)
+    ]
+    return signature.replace(parameters=visible)
+
+
+def _host_symbols(module: Any) -> _HostSymbols:
     defined: list[str] = []
     declared: list[str] = []
+    usage = ""
     with module.context:
-        for operation in module.body.operations:
-            if operation.operation.name == "llvm.func":
-                name = operation.operation.attributes["sym_name"].value
-                has_body = len(operation.operation.regions[0].blocks) > 0
+        for item in module.body.operations:
+            operation = item.operation
+            if operation.name == "llvm.func":
+                name = operation.attributes["sym_name"].value
+                has_body = len(operation.regions[0].blocks) > 0
                 (defined if has_body else declared).append(name)
-    return defined, declared
+            elif operation.name == "llvm.mlir.global" and "value" in operation.attributes:
+                match = _USAGE.match(str(operation.attributes["value"]).strip('"'))
+                usage = match[1] if match else usage
+    return _HostSymbols(frozenset(defined), tuple(declared), usage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 # Register banks by width: predicate, 16, 32, 64 bits.
 BANK_OF_TYPE = {
@@ -22,7 +22,7 @@ class Register(NamedTuple):
 
 
 class Immediate(NamedTuple):
-    """A literal. Float literals are kept as their bits (`width` 32 or 64), integers have width 0."""
+    """A literal; float literals are kept as their bits (`width` 32 or 64), integers have 0."""
 
     value: int
     width: int = 0
@@ -72,15 +72,10 @@ class Sink(NamedTuple):
     """`_`: the result is dropped."""
 
 
-Operand = Union[
-    Register, Immediate, Symbol, Special, Negated, Vector, Pair, Address, Sink, "LabelRef"
-]
-
-
 class LabelRef(NamedTuple):
-    """A branch target, already resolved to the index of an instruction."""
+    """A branch target: the position of an instruction."""
 
-    index: int
+    position: int
 
 
 @dataclass(eq=False)

@@ -127,7 +127,7 @@ def _parse_header(kernel: Kernel, header: str) -> None:
         found = re.search(rf"\.{directive}\s+([\d,\s]+)", directives)
         if found:
             sizes = [int(v) for v in found.group(1).split(",") if v.strip()]
-            setattr(kernel, attribute, tuple((sizes + [1, 1])[:3]))
+            setattr(kernel, attribute, (*sizes, 1, 1)[:3])
 
 
 class _Scope:
@@ -194,9 +194,7 @@ class _BodyParser:
             guard = self._register(match.group(2), original)
             negated = match.group(1) == "!"
             text = text[match.end() :]
-        opcode, _, rest = text.partition(" ") if " " in text else (text, "", "")
-        if "\t" in opcode or "\n" in opcode:
-            opcode, rest = (text.split(None, 1) + [""])[:2]
+        opcode, rest = [*text.split(None, 1), ""][:2]
         if opcode.split(".")[0] == "bra":
             instruction = Instruction(opcode, (), guard, negated, self.line, original)
             self.branches.append((instruction, self.scope, rest.strip()))
@@ -234,14 +232,13 @@ class _BodyParser:
         return found
 
     def _operand(self, token: str, text: str) -> Any:
-        first = token[0]
         if (register := self.scope.register(token)) is not None:
             return register
-        if first == "{":
+        if token[0] == "{":
             return Vector(tuple(self._operand(t, text) for t in _split(token[1:-1])))
-        if first == "[":
+        if token[0] == "[":
             return self._address(token[1:-1].strip(), text)
-        if first == "!":
+        if token[0] == "!":
             return Negated(self._register(token[1:].strip(), text))
         if "|" in token:
             left, right = token.split("|")

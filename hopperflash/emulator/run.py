@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from threadpoolctl import threadpool_limits
 
 from .arguments import memory_regions
 from .counters import Counters
 from .cuda_runtime import DeviceFacts, Dim3, KernelLaunch, KernelSignature
 from .errors import EmulationError
 from .host import HostProgram
+from .machine import Launch, run_kernel
 from .memory import GlobalMemory
 from .ptx_ir import Kernel, Module
 from .ptx_parser import parse_module
@@ -107,14 +109,18 @@ def launch(
     program = _program_of(compiled)
     record = EmulationRun() if run is None else run
     memory = GlobalMemory()
-    for region in memory_regions(program.names, args, {**kwargs, **(buffers or {})}):
+    named = {**kwargs, **(buffers or {})}
+    for region in memory_regions(list(program.host.signature.parameters), args, named):
         memory.add(region.start, region.nbytes, region.name)
     policy = _Policy(schedule, seed, progress)
 
     def on_launch(captured: KernelLaunch) -> None:
         _execute(program.module.kernels[captured.kernel_name], captured, memory, policy, record)
 
-    program.host.run(args, kwargs, on_launch)
+    # The matrix products are small: with several BLAS threads on a busy machine they run 7 times
+    # slower, waiting for one another.
+    with threadpool_limits(limits=1, user_api="blas"):
+        program.host.run(args, kwargs, on_launch)
     return record
 
 
@@ -132,8 +138,6 @@ def _execute(
     record: EmulationRun,
 ) -> None:
     """Runs one kernel; a launch that fails is recorded too, up to where it came."""
-    from .machine import Launch, run_kernel
-
     counters = Counters()
     request = Launch(
         kernel=kernel,
@@ -168,7 +172,6 @@ def _execute(
 class _Program(NamedTuple):
     host: HostProgram
     module: Module
-    names: tuple[str, ...]
 
 
 def _program_of(compiled: Any) -> _Program:
@@ -191,17 +194,9 @@ def _program_of(compiled: Any) -> _Program:
         for name, kernel in module.kernels.items()
     }
     host = HostProgram(compiled, kernels, DeviceFacts.of_target(module.target))
-    program = _Program(host, module, _argument_names(compiled))
+    program = _Program(host, module)
     setattr(compiled, _CACHE, program)
     return program
-
-
-def _argument_names(compiled: Any) -> tuple[str, ...]:
-    wrapper = getattr(compiled, "_kwargs_wrapper", None)
-    signature = (
-        inspect.signature(wrapper) if wrapper is not None else compiled.execution_args.signature
-    )
-    return tuple(signature.parameters)
 
 
 def _static_shared_bytes(kernel: Kernel) -> int:

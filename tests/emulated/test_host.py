@@ -8,12 +8,20 @@ import pytest
 pytest.importorskip("cutlass")
 
 import cutlass
+import cutlass.cute as cute
 import torch
 
 from hopperflash.emulator import AddressError, DeviceView, EmulationError, EmulationRun, launch
 from hopperflash.emulator.run import _program_of
 from hopperflash.emulator.tensor_map import decode
-from tests.support.sample_kernels import SmallGemm, TmaCopy, compile_kernel, fake_matrix
+from tests.support.sample_kernels import (
+    ScaleRows,
+    Scaling,
+    SmallGemm,
+    TmaCopy,
+    compile_kernel,
+    fake_matrix,
+)
 
 pytestmark = pytest.mark.emulated
 
@@ -137,6 +145,24 @@ def test_keyword_arguments(copy):
     dst = torch.zeros_like(src)
     launch(copy.function, src, dst=dst)
     assert torch.equal(dst, src)
+
+
+def test_defaults_dataclasses_and_a_stream_in_the_middle(tmp_path):
+    factors = cute.runtime.make_fake_tensor(cutlass.Float32, (cute.sym_int(),), (1,))
+    compiled = cute.compile(
+        ScaleRows(),
+        fake_matrix(cutlass.Float32),
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+        Scaling(factors, cutlass.Float32(0)),
+        rows=cutlass.Int32(1),
+        options=f"--gpu-arch sm_90a --keep-ptx --enable-tvm-ffi --dump-dir {tmp_path}",
+    )
+    x, factors = matrix(5, 40, torch.float32), torch.arange(5.0)
+    for gain in ((), (3.0,)):
+        y = x.clone()
+        launch(compiled, y, Scaling(factors, 1.5), *gain, rows=5)
+        expected = x * factors[:, None] * (gain[0] if gain else 2.0) + 1.5
+        torch.testing.assert_close(y, expected)
 
 
 def test_progress_counts_ctas(copy):

@@ -1,5 +1,6 @@
 """Two small Hopper kernels that exercise the emulator: a TMA copy and a one-warpgroup GEMM."""
 
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -161,7 +162,7 @@ class SmallGemm:
         accumulator.fill(0.0)
         mma.set(warpgroup.Field.ACCUMULATE, True)
         tile_bytes = cute.size_in_bytes(dtype, layout_a) + cute.size_in_bytes(dtype, layout_b)
-        for step in range(cute.size(g_a, mode=[2])):
+        for step in cutlass.range(cute.size(g_a, mode=[2]), unroll=1):
             if thread < 32:
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive_and_expect_tx(barrier, tile_bytes)
@@ -178,9 +179,47 @@ class SmallGemm:
         tile_c = mma.get_slice(thread).partition_C(cute.local_tile(c, tile_shape, (row, column)))
         coords = cute.local_tile(cute.make_identity_tensor(c.shape), tile_shape, (row, column))
         tile_coords = mma.get_slice(thread).partition_C(coords)
-        for i in cutlass.range_constexpr(cute.size(accumulator)):
+        for i in cutlass.range(cute.size(accumulator), unroll_full=True):
             if cute.elem_less(tile_coords[i], c.shape):
                 tile_c[i] = accumulator[i]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """An argument with a tensor in it."""
+
+    factors: cute.Tensor
+    bias: cutlass.Float32
+
+
+class ScaleRows:
+    """x[i, j] = x[i, j] * factors[i] * gain + bias; takes its stream in the middle."""
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,
+        stream: Any,
+        scaling: Scaling,
+        gain: cutlass.Float32 = 2.0,
+        *,
+        rows: cutlass.Int32,
+    ) -> None:
+        self.kernel(x, scaling.factors, scaling.bias, gain).launch(
+            grid=(rows, 1, 1), block=(32, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: cute.Tensor,
+        factors: cute.Tensor,
+        bias: cutlass.Float32,
+        gain: cutlass.Float32,
+    ) -> None:
+        row = cute.arch.block_idx()[0]
+        for column in range(cute.arch.thread_idx()[0], x.shape[1], 32):
+            x[row, column] = x[row, column] * factors[row] * gain + bias
 
 
 def compile_kernel(host: Any, *tensors: Any, tvm_ffi: bool = True, keep: str = "") -> Any:

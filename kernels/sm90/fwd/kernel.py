@@ -146,6 +146,7 @@ class ForwardSm90:
         ).launch(
             grid=(cute.ceil_div(seqlen_q, config.tile_m), heads_q, batch),
             block=(config.threads, 1, 1),
+            # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             stream=stream,
         )

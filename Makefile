@@ -1,0 +1,34 @@
+PYTHON ?= python
+
+.PHONY: install lint type unit compile emulated gpu test wheel-check ci
+
+install:
+	$(PYTHON) -m pip install -e '.[dev]'
+
+lint:
+	$(PYTHON) -m ruff check
+	$(PYTHON) -m ruff format --check
+
+type:
+	$(PYTHON) -m mypy
+
+unit:
+	$(PYTHON) -m pytest tests/unit
+
+compile:
+	$(PYTHON) -m pytest tests/compile
+
+emulated:
+	$(PYTHON) -m pytest tests/emulated
+
+gpu:
+	$(PYTHON) -m pytest -n 0 tests/gpu
+
+test:
+	$(PYTHON) -m pytest
+
+wheel-check:
+	PYTHON=$(PYTHON) bash .ci/wheel-check
+
+ci:
+	bash .ci/run

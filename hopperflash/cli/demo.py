@@ -1,0 +1,75 @@
+"""`hopperflash demo`: run the real kernels and hold the results against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hopperflash.cli.options import SizeOptions, Sizes, command, flag
+from hopperflash.cli.output import WRONG, print_json, stages, stderr, stdout
+from hopperflash.errors import InvalidArgument, UnsupportedProblem
+
+if TYPE_CHECKING:
+    from hopperflash.cli.inputs import Inputs
+
+NEEDS_A_FILE = "Read tensors q, k, v (and metadata causal) from a safetensors file."
+
+
+@dataclass(frozen=True)
+class DemoOptions(SizeOptions):
+    """What `hopperflash demo` takes."""
+
+    input: Annotated[Path | None, flag(NEEDS_A_FILE, metavar="FILE.safetensors")] = None
+    arch: Annotated[str, flag("Target; emulated unless a GPU of it is there.")] = "sm_90a"
+    schedule: Annotated[str, flag("When asynchronous work lands: eager, lazy, random.")] = "lazy"
+    seed: Annotated[int, flag("Of the random inputs and the random schedule.")] = 0
+    backward: Annotated[bool, flag("Not there yet: the backward comes next.", "--backward")] = False
+    json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
+
+
+@command(DemoOptions)
+def demo(options: DemoOptions) -> None:
+    """Run the forward kernel on real numbers and compare O and LSE with fp64.
+
+    Without a GPU the sm_90a kernel is compiled and executed in the emulator. Exits 0 only if both
+    results are inside the tolerance and no hazard was seen, 1 if not, 2 if refused.
+    """
+    if options.backward:
+        raise UnsupportedProblem("no backward kernels yet: they come next; leave --backward away")
+    with stages() as progress:
+        progress.enter("loading torch")
+        from hopperflash.cli import demo_report
+        from hopperflash.cli.demonstration import demonstrate
+        from hopperflash.emulator import EmulationError
+
+        try:
+            shown = demonstrate(
+                inputs_of(options), options.arch, options.schedule, options.seed, progress
+            )
+        except EmulationError as error:
+            stderr().print(f"WRONG: the kernel failed: {error}", markup=False)
+            raise typer.Exit(WRONG) from None
+    if options.json:
+        print_json(demo_report.as_data(shown))
+    else:
+        demo_report.show(shown, stdout())
+    for failure in shown.failures:
+        stderr().print(f"WRONG: {failure}", markup=False)
+    if shown.failures:
+        raise typer.Exit(WRONG)
+
+
+def inputs_of(options: DemoOptions) -> Inputs:
+    """Tensors of the file, or random ones; a size beside a file would be ignored and is refused."""
+    from hopperflash.cli.inputs import random_inputs, read_inputs
+
+    if options.input is None:
+        return random_inputs(Sizes.of(options), options.seed)
+    sizes = [field.name for field in fields(SizeOptions) if field.name != "causal"]
+    beside = [f"--{name.replace('_', '-')}" for name in sizes if getattr(options, name) is not None]
+    if beside:
+        raise InvalidArgument(f"--input gives the sizes: leave {', '.join(beside)} away")
+    return read_inputs(options.input, options.causal)

@@ -1,0 +1,19 @@
+"""The `hopperflash` command."""
+
+from __future__ import annotations
+
+import typer
+
+from hopperflash.cli.demo import demo
+from hopperflash.cli.doctor import doctor
+from hopperflash.cli.explain import explain
+
+app = typer.Typer(
+    help="Exact attention for NVIDIA Hopper, executable on any CPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(demo)
+app.command()(doctor)
+app.command()(explain)

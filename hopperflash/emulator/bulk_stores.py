@@ -1,0 +1,151 @@
+"""Bulk and tensor stores: shared memory is read, then global memory written, in two steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .element_types import STORAGE
+from .hazards import PendingRead
+from .ptx_ir import Instruction
+from .tensor_map import TensorMap, combine, gather_from_shared, reduce_box, store_box
+
+Bytes = NDArray[np.uint8]
+
+_SIZE = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, "f64": 8}
+
+
+class AsyncStore:
+    """A store whose two halves happen once each, as late as its schedule wants."""
+
+    def __init__(self, cta: Any, warp: int, source: int, nbytes: int, ins: Instruction) -> None:
+        self.cta, self.source, self.nbytes, self.ins = cta, source, nbytes, ins
+        self._packed: Bytes | None = None
+        self._written = False
+        cta.check_shared_range(source, nbytes)
+        addresses = np.arange(source, source + nbytes, 16, dtype=np.int64)
+        cta.proxy.async_read(addresses, ins, warp)
+        self._pending = PendingRead(ins, addresses)
+        cta.reads.pending.append(self._pending)
+
+    @property
+    def is_read(self) -> bool:
+        return self._packed is not None
+
+    def read(self) -> None:
+        if self._packed is None:
+            self._packed = self._gather()
+            self.cta.reads.pending.remove(self._pending)
+
+    def write(self) -> None:
+        self.read()
+        if not self._written:
+            self._written = True
+            assert self._packed is not None
+            self.cta.machine.counters.tma_store_bytes += self._scatter(self._packed)
+
+    def _gather(self) -> Bytes:
+        raise NotImplementedError
+
+    def _scatter(self, packed: Bytes) -> int:
+        raise NotImplementedError
+
+
+class TensorStore(AsyncStore):
+    """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor from shared to global."""
+
+    def __init__(
+        self,
+        cta: Any,
+        warp: int,
+        source: int,
+        ins: Instruction,
+        tensor_map: TensorMap,
+        coords: Sequence[int],
+        operation: str | None,
+    ) -> None:
+        super().__init__(cta, warp, source, tensor_map.box_bytes, ins)
+        self.map, self.coords, self.operation = tensor_map, coords, operation
+
+    def _gather(self) -> Bytes:
+        shared = self.cta.shared
+        return gather_from_shared(self.map, shared.data, self.source, shared.base)
+
+    def _scatter(self, packed: Bytes) -> int:
+        memory = self.cta.machine.memory
+        if self.operation is None:
+            return store_box(self.map, self.coords, packed, memory)
+        return reduce_box(self.map, self.coords, packed, memory, self.operation)
+
+
+class BulkStore(AsyncStore):
+    """cp.async.bulk and cp.reduce.async.bulk of consecutive bytes from shared to global."""
+
+    def __init__(
+        self,
+        cta: Any,
+        warp: int,
+        source: int,
+        ins: Instruction,
+        target: int,
+        nbytes: int,
+        operation: str | None,
+        kind: str | None,
+    ) -> None:
+        super().__init__(cta, warp, source, nbytes, ins)
+        self.target, self.operation, self.kind = target, operation, kind
+        cta.machine.memory.check(target, target + nbytes, True)
+
+    def _gather(self) -> Bytes:
+        data: Bytes = self.cta.shared.bytes_at(self.source, self.nbytes).copy()
+        return data
+
+    def _scatter(self, packed: Bytes) -> int:
+        view = self.cta.machine.memory.view(self.target, self.nbytes, True)
+        if self.operation is None or self.kind is None:
+            view[:] = packed
+        else:
+            raw = STORAGE[_SIZE[self.kind]]
+            combined = combine(view.view(raw), packed.view(raw), self.kind, self.operation)
+            view[:] = combined.view(np.uint8)
+        return self.nbytes
+
+
+class BulkGroups:
+    """The bulk async groups of one warp."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+        self._open: list[AsyncStore] = []
+        self._groups: deque[list[AsyncStore]] = deque()
+
+    def add(self, store: AsyncStore) -> None:
+        if self._machine.async_work.at_issue():
+            store.write()
+        self._open.append(store)
+
+    def commit(self) -> None:
+        self._groups.append(self._open)
+        self._open = []
+
+    def wait(self, newest: int, reads_only: bool) -> None:
+        """All but the `newest` groups have read (or also written) when this returns."""
+        for group in list(self._groups)[: max(0, len(self._groups) - newest)]:
+            for store in group:
+                if reads_only:
+                    store.read()
+                else:
+                    store.write()
+            if not reads_only:
+                self._groups.popleft()
+
+    def unread(self) -> list[AsyncStore]:
+        """Stores whose source was not waited for."""
+        return [s for group in (*self._groups, self._open) for s in group if not s.is_read]
+
+    def remaining(self) -> list[AsyncStore]:
+        return [s for group in (*self._groups, self._open) for s in group]

@@ -1,0 +1,214 @@
+"""Runs a kernel launch: CTAs in order, one cluster resident until it needs another."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .async_work import AsyncWork
+from .barriers import ClusterBarrier
+from .bulk_stores import AsyncStore
+from .codegen import Program, program_of
+from .counters import Counters
+from .cta import Cta, Index3
+from .errors import EmulationError
+from .hazards import HazardLog
+from .memory import GlobalMemory
+from .ptx_ir import Kernel
+from .registers import RegisterFile
+from .scheduler import ClusterScheduler
+
+_MAX_RESIDENT_CLUSTERS = 132
+# Unique across launches: register views cache values per CTA.
+_serials = itertools.count()
+
+
+@dataclass
+class Launch:
+    """A kernel launch as the driver sees it."""
+
+    kernel: Kernel
+    grid: Index3
+    block: Index3
+    cluster: Index3
+    shared_bytes: int
+    params: list[bytes]
+
+
+def run_kernel(
+    launch: Launch,
+    memory: GlobalMemory,
+    *,
+    schedule: str,
+    seed: int,
+    counters: Counters,
+    hazards: list[str],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Execute a launch; global memory and `counters` are updated, rule breaks go to `hazards`."""
+    machine = Machine(launch, memory, schedule, seed, counters, hazards)
+    with np.errstate(all="ignore"):
+        machine.run(progress)
+
+
+class Machine:
+    """What all CTAs of a launch share."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        memory: GlobalMemory,
+        schedule: str,
+        seed: int,
+        counters: Counters,
+        hazards: list[str],
+    ) -> None:
+        self.launch = launch
+        self.memory = memory
+        self.counters = counters
+        self.hazards = HazardLog(hazards)
+        self.program: Program = program_of(launch.kernel)
+        self.async_work = AsyncWork(schedule, seed)
+        self.late_stores: list[AsyncStore] = []
+        self._clock = 0
+        self._threads = int(np.prod(launch.block))
+        # Register files and their views are kept for later launches.
+        self._files = self.program.register_files.setdefault(self._threads, [])
+        self._check_launch()
+        self.param_buffer = self._pack_params()
+        self.param_base = int(self.param_buffer.ctypes.data)
+        memory.add(self.param_base, len(self.param_buffer), "kernel parameters")
+
+    def _check_launch(self) -> None:
+        launch, kernel = self.launch, self.launch.kernel
+        required = kernel.reqntid
+        if required is not None and required != tuple(launch.block):
+            raise EmulationError(f"{kernel.name}: block {launch.block}, .reqntid {required}")
+        if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
+            raise EmulationError(f"grid {launch.grid} is no multiple of {launch.cluster}")
+        if len(launch.params) != len(kernel.params):
+            raise EmulationError(
+                f"{kernel.name}: {len(launch.params)} parameters, {len(kernel.params)} expected"
+            )
+
+    def _pack_params(self) -> Any:
+        size = max(self.launch.kernel.param_bytes, 1)
+        # Tensor maps want 64-byte alignment.
+        raw = np.zeros(size + 128, np.uint8)
+        start = -int(raw.ctypes.data) % 128
+        buffer = raw[start : start + size]
+        for param, value in zip(self.launch.kernel.params, self.launch.params, strict=True):
+            if len(value) != param.size:
+                raise EmulationError(
+                    f"parameter {param.name}: {len(value)} bytes, {param.size} expected"
+                )
+            buffer[param.offset : param.offset + param.size] = np.frombuffer(value, np.uint8)
+        return buffer
+
+    def tick(self) -> int:
+        """A clock that never stands still."""
+        self._clock += 1
+        return self._clock
+
+    def run(self, progress: Callable[[int, int], None] | None) -> None:
+        total = int(np.prod(self.launch.grid))
+        done = 0
+        waiting = self._clusters()
+        resident: list[ClusterScheduler] = []
+        for scheduler in self._rounds(resident, waiting):
+            resident.remove(scheduler)
+            self._files.extend(cta.registers for cta in scheduler.ctas)
+            done += len(scheduler.ctas)
+            if progress is not None:
+                progress(done, total)
+        while self.async_work.complete_one(()):
+            pass
+        for store in self.late_stores:
+            store.write()
+        self.counters.ctas += total
+        self._collect_counts()
+
+    def _rounds(
+        self,
+        resident: list[ClusterScheduler],
+        waiting: Iterator[list[Index3]],
+    ) -> Iterator[ClusterScheduler]:
+        """Yield each cluster when it has finished."""
+        while True:
+            if not resident and not self._admit(resident, waiting):
+                return
+            moved = False
+            for scheduler in list(resident):
+                if self._advance(scheduler, len(resident) > 1):
+                    moved = True
+                if scheduler.done:
+                    yield scheduler
+            if moved or self._complete_load(resident):
+                continue
+            if len(resident) < _MAX_RESIDENT_CLUSTERS and self._admit(resident, waiting):
+                continue
+            refused = [scheduler.refuse_waits() for scheduler in resident]
+            if not any(refused):
+                raise resident[0].deadlock()
+
+    def _complete_load(self, resident: list[ClusterScheduler]) -> bool:
+        awaited = {id(barrier) for scheduler in resident for barrier in scheduler.awaited()}
+        return self.async_work.complete_one(awaited)
+
+    def _advance(self, scheduler: ClusterScheduler, crowded: bool) -> bool:
+        """Run a cluster until it stops, or for a while where others are resident too."""
+        steps = 0
+        idle = 0
+        while not scheduler.done and scheduler.step():
+            steps += 1
+            if all(f.yielded for f in scheduler.fragments if f.condition is None):
+                idle += 1
+                if idle > 16:
+                    return steps > idle
+            else:
+                idle = 0
+            if crowded and steps >= 64:
+                break
+        return steps > 0
+
+    def _clusters(self) -> Iterator[list[Index3]]:
+        (gx, gy, gz), (cx, cy, cz) = self.launch.grid, self.launch.cluster
+        for z, y, x in itertools.product(range(0, gz, cz), range(0, gy, cy), range(0, gx, cx)):
+            yield [
+                (x + i, y + j, z + k)
+                for k, j, i in itertools.product(range(cz), range(cy), range(cx))
+            ]
+
+    def _admit(
+        self,
+        resident: list[ClusterScheduler],
+        waiting: Iterator[list[Index3]],
+    ) -> bool:
+        indices = next(waiting, None)
+        if indices is None:
+            return False
+        ctas = [Cta(self, next(_serials), i, self._register_file()) for i in indices]
+        barrier = ClusterBarrier(sum(cta.threads for cta in ctas))
+        for cta in ctas:
+            cta.cluster, cta.cluster_barrier = ctas, barrier
+        resident.append(ClusterScheduler(self, ctas))
+        return True
+
+    def _register_file(self) -> RegisterFile:
+        file = self._files.pop() if self._files else None
+        if file is None:
+            file = RegisterFile(self.program.rows, self._threads)
+        file.poison()
+        return file
+
+    def _collect_counts(self) -> None:
+        for segment in self.program.segments:
+            if segment.warps_executed:
+                self.counters.warp_instructions += segment.instructions * segment.warps_executed
+                self.counters.add_ops(segment.counts, segment.warps_executed)
+                self.counters.mufu += segment.mufu * segment.lanes_executed
+                segment.warps_executed = segment.lanes_executed = 0

@@ -1,0 +1,34 @@
+"""Process set-up that must precede numpy, the seed, and the reason why GPU tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+import pytest
+
+# The workers of pytest-xdist share the cores: BLAS threads of each would wait for one another, and
+# the libraries read these once, when they are first imported.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips GPU tests where there is no GPU; torch is asked only if there are any."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    random.seed(0)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)

@@ -1,0 +1,81 @@
+"""What the demo refuses before anything runs, and what doctor finds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from hopperflash.cli.main import app
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, [*arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backward"], "backward kernels yet: they come next"),
+        (["--arch", "sm_80"], "sm90: arch sm_80 has no wgmma"),
+        (["--arch", "cpu"], "arch 'cpu' is no GPU"),
+        (["--schedule", "hasty"], "give one of eager, lazy, random"),
+        (["--head-dim", "12"], "head_dim of q is 12"),
+        (["--input", "x", "--seqlen", "5", "--kv-heads", "1"], "leave --seqlen, --kv-heads away"),
+        (["--input", "/nowhere.safetensors"], "cannot read /nowhere.safetensors"),
+    ],
+)
+def test_demo_refuses_with_one_message(arguments, message):
+    result = run("demo", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_demo_refuses_tensors_that_make_no_problem(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"q": torch.zeros(1, 8, 2, 8), "k": torch.zeros(3), "v": torch.zeros(3)}, path)
+    result = run("demo", "--input", str(path))
+    assert result.exit_code == 2
+    assert "k has shape (3,)" in result.stderr
+    assert "q is float32: cast to bfloat16 or float16" in result.stderr
+
+
+def test_demo_has_nothing_to_run_for_an_empty_problem(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({name: torch.zeros(1, 0, 2, 8, dtype=torch.float16) for name in "qkv"}, path)
+    result = run("demo", "--input", str(path))
+    assert result.exit_code == 2
+    assert "nothing to run:" in result.stderr
+
+
+def test_demo_refuses_values_that_have_no_reference(tmp_path):
+    path = tmp_path / "x.safetensors"
+    tensors = {name: torch.ones(1, 8, 2, 8, dtype=torch.float16) for name in "qkv"}
+    tensors["k"][0, 3, 1, 2] = torch.nan
+    save_file(tensors, path)
+    result = run("demo", "--input", str(path))
+    assert result.exit_code == 2
+    assert "cannot be compared with fp64:\n- k holds NaN or Inf" in result.stderr
+
+
+def test_doctor_tells_what_works():
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["versions"]["torch"] == torch.__version__
+    abilities = {ability["name"]: ability for ability in found["abilities"]}
+    assert abilities["compile and emulate sm_90a"]["ok"]
+    assert abilities["backward, cpu tensors"] == {
+        "name": "backward, cpu tensors",
+        "ok": True,
+        "detail": "cpu backend",
+    }
+    assert "not written yet" in abilities["backward, emulated sm_90a"]["detail"]
+    readable = run("doctor")
+    assert readable.exit_code == 0
+    assert torch.__version__ in readable.stdout
