@@ -80,3 +80,17 @@ class BackwardConfig:
     def query_shares(self) -> int:
         """Into how many parts warpgroups split the columns of dQ; they stack along its rows first."""
         return max(1, self.consumer_warpgroups * WGMMA_ROWS // self.tile_m)
+
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """The kernel before a backward: eight lanes a row."""
+
+    threads: int = 128
+
+
+@dataclass(frozen=True)
+class PostprocessConfig:
+    """The kernel that turns an fp32 accumulator into a gradient: eight lanes a row."""
+
+    threads: int = 128

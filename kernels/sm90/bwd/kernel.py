@@ -144,6 +144,7 @@ class BackwardSm90:
         ).launch(
             grid=(cute.ceil_div(seqlen_k, config.tile_n), heads_k, batch),
             block=(config.threads, 1, 1),
+            # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             stream=stream,
         )
