@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import UnknownInstruction
+from .memory import LOCAL_BASE
 from .numeric import lookup3
 from .ops_convert import PACKING, convert
 from .ops_elementwise import BANK_OF_VIEW, ELEMENTWISE, VIEW_OF_TYPE, Elementwise, setp
@@ -131,13 +133,31 @@ def decode_elementwise(ins: Instruction) -> list[Op] | None:
     if root == "cvt" and ins.opcode not in PACKING:
         return _decode_cvt(ins)
     if root == "cvta":
-        view = "q" if ins.opcode.endswith("64") else "u"
-        return elementwise(ins, ELEMENTWISE["mov.b64" if view == "q" else "mov.b32"],
-                           ins.operands[0], ins.operands[1:])  # fmt: skip
+        return _decode_cvta(ins)
     entry = ELEMENTWISE.get(ins.opcode) or PACKING.get(ins.opcode)
     if entry is None:
         return None
     return elementwise(ins, entry, ins.operands[0], ins.operands[1:])
+
+
+_CVTA = re.compile(
+    r"cvta(\.to)?\.(global|shared|shared::cta|shared::cluster|local|const|param)\.u(32|64)$"
+)
+
+
+def _decode_cvta(ins: Instruction) -> list[Op]:
+    """Generic and window addresses are the same numbers, but for local memory."""
+    match = _CVTA.match(ins.opcode)
+    if match is None:
+        raise unknown(ins)
+    entry = ELEMENTWISE[f"mov.b{match[3]}"]
+    if match[2] == "local" and not match[1]:
+        entry = Elementwise("q", "q", _to_generic_local)
+    return elementwise(ins, entry, ins.operands[0], ins.operands[1:])
+
+
+def _to_generic_local(offset: Any) -> Any:
+    return offset + np.uint64(LOCAL_BASE)
 
 
 def _decode_setp(ins: Instruction) -> list[Op]:
