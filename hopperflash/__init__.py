@@ -19,6 +19,7 @@ _PUBLIC = {
     "make_plan": "api",
     "supports": "api",
 }
+_SUBPACKAGES = {"analysis", "emulator"}
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
@@ -44,7 +45,9 @@ _link_checkout()
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names on first use: `import hopperflash.plan` loads neither torch nor cutlass."""
+    """Import public names on first use, so that planning loads neither torch nor cutlass."""
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     home = _PUBLIC.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
+
 from .errors import UnknownInstruction
+from .memory import LOCAL_BASE
 from .numeric import lookup3
-from .ops_elementwise import BANK_OF_VIEW, ELEMENTWISE, VIEW_OF_TYPE, Elementwise, convert, setp
+from .ops_convert import PACKING, convert
+from .ops_elementwise import BANK_OF_VIEW, ELEMENTWISE, VIEW_OF_TYPE, Elementwise, setp
 from .ptx_ir import Address, Immediate, Instruction, Negated, Pair, Register, Sink, Vector
 
 RowOf = Callable[[Register], int]
@@ -41,7 +47,7 @@ class Op:
     """A operand registers of a wgmma, wanted in consecutive rows."""
     branch: int | None = None
     exit: bool = False
-    yields: bool = field(default=False)
+    yields: bool = False
     """Other threads should run after it: it may be polling memory."""
 
 
@@ -124,16 +130,34 @@ def decode_elementwise(ins: Instruction) -> list[Op] | None:
         return elementwise(
             ins, Elementwise("u", "uuu", lookup3(table.value)), ins.operands[0], ins.operands[1:4]
         )
-    if root == "cvt" and ins.opcode not in ELEMENTWISE:
+    if root == "cvt" and ins.opcode not in PACKING:
         return _decode_cvt(ins)
     if root == "cvta":
-        view = "q" if ins.opcode.endswith("64") else "u"
-        return elementwise(ins, ELEMENTWISE["mov.b64" if view == "q" else "mov.b32"],
-                           ins.operands[0], ins.operands[1:])  # fmt: skip
-    entry = ELEMENTWISE.get(ins.opcode)
+        return _decode_cvta(ins)
+    entry = ELEMENTWISE.get(ins.opcode) or PACKING.get(ins.opcode)
     if entry is None:
         return None
     return elementwise(ins, entry, ins.operands[0], ins.operands[1:])
+
+
+_CVTA = re.compile(
+    r"cvta(\.to)?\.(global|shared|shared::cta|shared::cluster|local|const|param)\.u(32|64)$"
+)
+
+
+def _decode_cvta(ins: Instruction) -> list[Op]:
+    """Generic and window addresses are the same numbers, but for local memory."""
+    match = _CVTA.match(ins.opcode)
+    if match is None:
+        raise unknown(ins)
+    entry = ELEMENTWISE[f"mov.b{match[3]}"]
+    if match[2] == "local" and not match[1]:
+        entry = Elementwise("q", "q", _to_generic_local)
+    return elementwise(ins, entry, ins.operands[0], ins.operands[1:])
+
+
+def _to_generic_local(offset: Any) -> Any:
+    return offset + np.uint64(LOCAL_BASE)
 
 
 def _decode_setp(ins: Instruction) -> list[Op]:
@@ -195,21 +219,8 @@ def _decode_vector_mov(ins: Instruction) -> list[Op]:
     return elementwise(ins, entry, dst, src.items)
 
 
-def _memoise(fn: Callable[..., Any]) -> Callable[..., Any]:
-    cache: dict[Any, Any] = {}
-
-    def get(*key: Any) -> Any:
-        if key not in cache:
-            cache[key] = fn(*key)
-        return cache[key]
-
-    return get
-
-
-@_memoise
+@cache
 def _extractor(part_view: str, shift: int) -> Callable[[Any], Any]:
-    import numpy as np
-
     kind: Any = {"h": np.uint16, "u": np.uint32}[part_view]
 
     def run(a: Any) -> Any:
@@ -218,10 +229,8 @@ def _extractor(part_view: str, shift: int) -> Callable[[Any], Any]:
     return run
 
 
-@_memoise
+@cache
 def _packer(view: str, part: int) -> Callable[..., Any]:
-    import numpy as np
-
     kind: Any = {"u": np.uint32, "q": np.uint64}[view]
 
     def run(*items: Any) -> Any:

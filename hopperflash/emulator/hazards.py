@@ -48,7 +48,8 @@ class ProxyTracker:
 
     def generic_write(self, addresses: NDArray[np.int64], warps: NDArray[np.int64]) -> None:
         self._state[(addresses - SHARED_BASE) >> GRANULE_SHIFT] = warps + 1
-        self._unfenced.update(np.unique(warps).tolist())
+        # Lanes start at the lowest warp and end at the highest.
+        self._unfenced.update(range(int(warps[0]), int(warps[-1]) + 1))
 
     def fence(self, warps: Iterable[int]) -> None:
         for warp in warps:

@@ -140,9 +140,11 @@ class GlobalMemory:
 
 
 def check_alignment(addrs: Addresses, nbytes: int, space: str) -> None:
-    if nbytes > 1 and ((addrs & (nbytes - 1)) != 0).any():
-        bad = int(addrs[(addrs & (nbytes - 1)) != 0][0])
-        raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
+    if nbytes > 1:
+        excess = addrs & (nbytes - 1)
+        if excess.any():
+            bad = int(addrs[excess != 0][0])
+            raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
 
 
 class SharedMemory:

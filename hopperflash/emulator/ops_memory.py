@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .decode import Effect, Op, RowOf, effect, unknown
 from .fragments import matrix_lanes, transposed_matrix_lanes
-from .memory import unsigned
+from .memory import check_alignment, unsigned
 from .numeric import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
 from .operands import active, address_reader, lanes_of, reader, writer
 from .ptx_ir import Address, Immediate, Instruction, Symbol, Vector
@@ -268,6 +268,7 @@ def decode_matrix(ins: Instruction) -> Op:
 
         def addresses(g: Any) -> NDArray[np.int64]:
             by_warp = at(g).reshape(-1, 32)
+            check_alignment(by_warp[:, : 8 * count], 16, "shared")
             elements = by_warp[:, source] + offset
             flat: NDArray[np.int64] = np.moveaxis(elements, 0, 1).reshape(count, -1)
             return flat
@@ -280,12 +281,9 @@ def decode_matrix(ins: Instruction) -> Op:
                 g.u[r][...] = words[i]
 
         def store(g: Any, m: Any) -> None:
-            addrs = addresses(g).reshape(count, -1)
-            registers = g.U[rows]
-            words = np.ascontiguousarray(registers).view(unsigned(size))
-            lanes = np.repeat(np.arange(g.n), per_register)
-            for i in range(count):
-                g.cta.store("shared", addrs[i], words[i][None], g, lanes)
+            words = np.ascontiguousarray(g.U[rows]).view(unsigned(size))
+            lanes = np.tile(np.repeat(np.arange(g.n), per_register), count)
+            g.cta.store("shared", addresses(g).reshape(-1), words.reshape(1, -1), g, lanes)
 
         return load if loads else store
 

@@ -85,8 +85,10 @@ class WgmmaQueue:
         if not track and self._cta.proxy.clean:
             return
         reads = []
-        for addresses in operand_granules(op):
-            self._cta.proxy.async_read(addresses, op.ins)
+        first_warp = self._threads.start // 32
+        for quarter, addresses in operand_granules(op):
+            reader = None if quarter is None else first_warp + quarter
+            self._cta.proxy.async_read(addresses, op.ins, reader)
             if track:
                 reads.append(PendingRead(op.ins, addresses))
         self._cta.reads.pending.extend(reads)
@@ -173,20 +175,29 @@ class WgmmaQueue:
 _granules: dict[Any, NDArray[np.int64]] = {}
 
 
-def operand_granules(op: WgmmaOp) -> list[NDArray[np.int64]]:
-    """Shared addresses of the 16-byte pieces that an operation reads, per operand."""
+def operand_granules(op: WgmmaOp) -> list[tuple[int | None, NDArray[np.int64]]]:
+    """Shared addresses of the 16-byte pieces that an operation reads.
+
+    Each with the warp of the warpgroup that alone reads it, None where all four do: a warp needs
+    its own 16 rows of A and all of B.
+    """
     shape = op.shape
-    wanted = [(op.b_descriptor, shape.n, shape.b_type, op.b_mn_major)]
+    operands: list[Any] = [
+        (None, slice(None), op.b_descriptor, shape.n, shape.b_type, op.b_mn_major)
+    ]
     if op.a_registers is None:
-        wanted.append((op.a_descriptor, _TILE_M, shape.a_type, op.a_mn_major))
-    result = []
-    for descriptor, rows, kind, mn_major in wanted:
-        key = (descriptor, rows, shape.k, kind, mn_major)
+        operands += [
+            (w, slice(16 * w, 16 * w + 16), op.a_descriptor, _TILE_M, shape.a_type, op.a_mn_major)
+            for w in range(4)
+        ]
+    result: list[tuple[int | None, NDArray[np.int64]]] = []
+    for warp, part, descriptor, rows, kind, mn_major in operands:
+        key = (warp, descriptor, rows, shape.k, kind, mn_major)
         found = _granules.get(key)
         if found is None:
             offsets = operand_offsets(
                 decode_smem_descriptor(descriptor), rows, shape.k, ITEMSIZE[kind], mn_major
             )
-            found = _granules[key] = np.unique(offsets & ~15)
-        result.append(found)
+            found = _granules[key] = np.unique(offsets[part] & ~15)
+        result.append((warp, found))
     return result

@@ -8,7 +8,6 @@ import pytest
 
 from hopperflash.analysis import inspect_cubin
 from hopperflash.plan import KernelSpec, arch_of
-from hopperflash.plan.budget import shared_memory
 from hopperflash.plan.sm90 import FORWARD
 from hopperflash.plan.tiles_sm90 import FORWARD_TILES, forward_config
 from hopperflash.problem import DType, Signature

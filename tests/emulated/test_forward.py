@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 import hopperflash
 from hopperflash.plan.tiles_sm90 import forward_tile

@@ -126,6 +126,18 @@ def test_generic_addresses_reach_shared_and_global() -> None:
     assert np.array_equal(out, np.arange(32))
 
 
+def test_local_memory_is_private_to_a_thread() -> None:
+    out = np.zeros(64, np.uint32)
+    body = f"""
+        .local .align 8 .b8 depot[16];
+        mov.u64 %d5, depot; st.local.b32 [%d5+4], %r0;
+        cvta.local.u64 %d6, %d5; ld.b32 %r9, [%d6+4];
+        {STORE}
+    """
+    execute(body, out, threads=64)
+    assert np.array_equal(out, np.arange(64))
+
+
 def test_atomics() -> None:
     total, out = np.zeros(1, np.uint32), np.zeros(64, np.uint32)
     body = f"atom.global.add.u32 %r9, [%d1], 2; {STORE}"
