@@ -7,6 +7,7 @@ from enum import Enum
 
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64  # rows of an instruction, so of a warpgroup
+LANES_PER_ROW = 8  # of the kernels around a backward: 16-byte loads along a row
 
 
 class POperand(Enum):
@@ -59,6 +60,12 @@ class BackwardConfig:
     registers_consumer: int
     stages_q: int = 2
     stages_do: int = 2
+    deterministic: bool = False
+    gradients: tuple[str, ...] = ("dq", "dk", "dv")
+
+    def needs(self, gradient: str) -> bool:
+        """Whether the kernel computes "dq", "dk" or "dv"."""
+        return gradient in self.gradients
 
     @property
     def threads(self) -> int:
@@ -84,9 +91,10 @@ class BackwardConfig:
 
 @dataclass(frozen=True)
 class PreprocessConfig:
-    """The kernel before a backward: eight lanes a row."""
+    """The kernel before a backward: eight lanes a row; zeroes the dQ accumulator if asked to."""
 
     threads: int = 128
+    zero_dq: bool = True
 
 
 @dataclass(frozen=True)
@@ -94,3 +102,6 @@ class PostprocessConfig:
     """The kernel that turns an fp32 accumulator into a gradient: eight lanes a row."""
 
     threads: int = 128
+
+
+Config = ForwardConfig | BackwardConfig | PreprocessConfig | PostprocessConfig

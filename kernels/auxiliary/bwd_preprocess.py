@@ -95,7 +95,8 @@ class BackwardPreprocess:
         product = Float32(0.0)
         if exists:
             product = row_product(mO[batch, row, head, None], mdO[batch, row, head, None], lane)
-            zero_row(mdQ[batch, row, head, None], lane)
+            if cutlass.const_expr(self.config.zero_dq):
+                zero_row(mdQ[batch, row, head, None], lane)
         product = cute.arch.warp_reduction_sum(product, threads_in_group=_LANES_PER_ROW)
         if lane == 0:
             # Rows past the end are read by the last tile and must weigh nothing.

@@ -18,6 +18,13 @@ def tma_operand(dtype: type[cutlass.Numeric], shape: tuple[Any, ...]) -> Any:
     return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=_TMA_BYTES)
 
 
+def counters(rank: int) -> Any:
+    """A tensor of int32 counters of any shape."""
+    shape = tuple(cute.sym_int() for _ in range(rank))
+    strides = tuple(cute.sym_int64() for _ in range(rank - 1))
+    return make_fake_tensor(cutlass.Int32, shape, (*strides, 1), assumed_align=4)
+
+
 def row_statistic(shape: tuple[Any, ...]) -> Any:
     """An fp32 value a row, such as the LSE."""
     strides = tuple(cute.sym_int64() for _ in shape[:-1])

@@ -32,23 +32,27 @@ class EpilogueContext:
 
 @cute.jit
 def epilogue(ctx: EpilogueContext, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
-    """dK = softmax_scale acc_dK and dV, for the keys that exist."""
+    """dK = softmax_scale acc_dK, and dV, for the keys that exist."""
     config, smem = ctx.config, ctx.smem
-    acc_dK.store(acc_dK.load() * ctx.softmax_scale)
     everyone = pipeline.NamedBarrier(
         barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(config)
     )
     # No warpgroup may still read K or V.
     everyone.arrive_and_wait()
-    copies.store_converted(ctx.mmas.dK, acc_dK, smem.sK[None, None, 0], ctx.consumer_tidx)
-    copies.store_converted(ctx.mmas.dV, acc_dV, smem.sV[None, None, 0], ctx.consumer_tidx)
+    if cutlass.const_expr(config.needs("dk")):
+        acc_dK.store(acc_dK.load() * ctx.softmax_scale)
+        copies.store_converted(ctx.mmas.dK, acc_dK, smem.sK[None, None, 0], ctx.consumer_tidx)
+    if cutlass.const_expr(config.needs("dv")):
+        copies.store_converted(ctx.mmas.dV, acc_dV, smem.sV[None, None, 0], ctx.consumer_tidx)
     # The TMA store reads through the async proxy what all consumer warps wrote.
     cute.arch.fence_view_async_shared()
     everyone.arrive_and_wait()
     warp_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // cute.arch.WARP_SIZE)
     if warp_idx == 0:
-        store_tile(ctx, ctx.tma_dK, smem.sK, config.head_dim)
-        store_tile(ctx, ctx.tma_dV, smem.sV, config.head_dim_v)
+        if cutlass.const_expr(config.needs("dk")):
+            store_tile(ctx, ctx.tma_dK, smem.sK, config.head_dim)
+        if cutlass.const_expr(config.needs("dv")):
+            store_tile(ctx, ctx.tma_dV, smem.sV, config.head_dim_v)
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 

@@ -1,7 +1,7 @@
 """The Hopper backward kernel: one CTA owns a tile of keys and values of one key head.
 
-It streams the query tiles that see its keys, of every query head of the group, so that dK and dV are
-summed in registers and written once; dQ tiles are added up in fp32 in global memory.
+It streams the query tiles that see its keys, of every query head of the group, so that dK and dV
+are summed in registers and written once; dQ tiles are added up in fp32 in global memory.
 
 Roles, in warpgroups of 128 threads:
     warpgroup 0        warp 0 loads (`load`), warp 1 adds dQ tiles to global memory (`store_dq`)
@@ -57,6 +57,7 @@ class KernelOperands(NamedTuple):
     tma_dV: tma.TmaTensor
     mLSE: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32, base 2
     mDelta: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32
+    mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
 
 
 class Scales(NamedTuple):
@@ -76,6 +77,7 @@ class BackwardSm90:
         self.name = (
             f"hopperflash_bwd_sm90_{signature.dtype.value}_d{config.head_dim}"
             f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
+            f"{'_deterministic' if config.deterministic else ''}"
         )
 
     @staticmethod
@@ -97,6 +99,7 @@ class BackwardSm90:
             operands.tma_operand(Float32, (batch, heads_q, padded)),
             operands.tma_operand(Float32, (batch, heads_q, padded)),
             operands.tma_operand(Float32, q_shape),
+            operands.counters(3),
             operands.tma_operand(dtype, k_shape),
             operands.tma_operand(dtype, v_shape),
             Float32(1.0),
@@ -104,7 +107,7 @@ class BackwardSm90:
         )
 
     @cute.jit
-    def __call__(
+    def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
         self,
         mQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim)
         mK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
@@ -113,6 +116,7 @@ class BackwardSm90:
         mLSE: cute.Tensor,  # (batch, heads_q, padded seqlen_q) LSE log2(e)
         mDelta: cute.Tensor,  # (batch, heads_q, padded seqlen_q)
         mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32, zeroed
+        mTurn: cute.Tensor,  # (batch, heads_q, query blocks) int32, zeroed; deterministic only
         mdK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mdV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
         softmax_scale: Float32,
@@ -131,6 +135,7 @@ class BackwardSm90:
             tma_dV=tma.store_atom(tma.sequence_major(mdV), layouts.V, (n, dv)),
             mLSE=mLSE,
             mDelta=mDelta,
+            mTurn=mTurn,
         )
         batch, seqlen_k, heads_k, _ = mK.shape
         seqlens = Seqlens(q=mQ.shape[1], k=seqlen_k)
@@ -158,9 +163,7 @@ class BackwardSm90:
         p_source = rmem if config.p_operand is POperand.REGISTERS else smem
         n, d, dv = config.tile_n, config.head_dim, config.head_dim_v
         return (
-            wgmma.tiled_mma(
-                dtype, (n, config.tile_m), smem, k_major, column_warpgroups=columns
-            ),
+            wgmma.tiled_mma(dtype, (n, config.tile_m), smem, k_major, column_warpgroups=columns),
             wgmma.tiled_mma(dtype, (n, dv), p_source, mn_major, column_warpgroups=columns),
             wgmma.tiled_mma(dtype, (n, d), p_source, mn_major, column_warpgroups=columns),
             wgmma.tiled_mma(
@@ -188,7 +191,12 @@ class BackwardSm90:
         config, dtype = self.config, self.dtype
         mmas = TiledMmas(St=mma_St, dV=mma_dV, dK=mma_dK, dQ=mma_dQ)
         tidx, _, _ = cute.arch.thread_idx()
-        n_block, head_k, batch = cute.arch.block_idx()
+        block, head_k, batch = cute.arch.block_idx()
+        n_block = block
+        if cutlass.const_expr(config.deterministic and self.causal):
+            # The order of dQ additions is that of the launch, so that nobody waits for a CTA that
+            # has not started; late keys go first, since few queries see them.
+            n_block = cute.arch.grid_dim()[0] - 1 - block
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
             for tma_X in tensors[:7]:
@@ -206,9 +214,7 @@ class BackwardSm90:
             head_k=head_k,
             batch=batch,
             group=group,
-            queries=query_block_range(
-                n_block, seqlens, config.tile_m, config.tile_n, self.causal
-            ),
+            queries=query_block_range(n_block, seqlens, config.tile_m, config.tile_n, self.causal),
             seqlens=seqlens,
         )
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
@@ -228,8 +234,18 @@ class BackwardSm90:
                         tile=tile,
                     )
                 )
-            if warp_idx == 1:
-                store_dQ(StoreContext(config=config, tma_dQ=tensors.tma_dQ, smem=smem, tile=tile))
+            if cutlass.const_expr(config.needs("dq")):
+                if warp_idx == 1:
+                    store_dQ(
+                        StoreContext(
+                            config=config,
+                            causal=self.causal,
+                            tma_dQ=tensors.tma_dQ,
+                            mTurn=tensors.mTurn,
+                            smem=smem,
+                            tile=tile,
+                        )
+                    )
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP

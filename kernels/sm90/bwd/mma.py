@@ -1,10 +1,10 @@
 """The consumer warpgroups: five GEMMs per query tile, with keys as the rows of four of them.
 
-    S^T  = K Q^T             P^T  = 2^(c S^T - LSE)
-    dP^T = V dO^T            dS^T = P^T (dP^T - delta)
-    dV  += P^T dO
-    dQ   = dS K              handed to the store warp
-    dK  += dS^T Q
+S^T  = K Q^T             P^T  = 2^(c S^T - LSE)
+dP^T = V dO^T            dS^T = P^T (dP^T - delta)
+dV  += P^T dO
+dQ   = dS K              handed to the store warp
+dK  += dS^T Q
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from ...common.mask import mask_transposed_scores
 from .. import copies, wgmma
 from .storage import Barrier, Pipelines, SmemTensors
 from .tiles import KeyTile
-
-_WARP = 32
 
 
 @dataclass(frozen=True)
@@ -177,39 +175,44 @@ def one_query_block(
             ctx.tile.seqlens,
             ctx.causal,
         )
-    gradients.probabilities(
-        mn_view(acc_S), tScSt_mn, ctx.smem.sLSE[None, stage_Q], ctx.scale_log2
-    )
+    gradients.probabilities(mn_view(acc_S), tScSt_mn, ctx.smem.sLSE[None, stage_Q], ctx.scale_log2)
     warpgroup.wait_group(0)
     gradients.score_gradients(
         mn_view(acc_S), mn_view(acc_dP), tScSt_mn, ctx.smem.sDelta[None, stage_dO]
     )
     tdVrPt, tdKrdSt = operands_from_scores(ctx, fragments, acc_S, acc_dP)
 
-    # dV += P^T dO
-    wgmma.gemm(
-        mmas.dV,
-        fragments.acc_dV,
-        tdVrPt,
-        fragments.tdVrdOt[None, None, None, stage_dO],
-        accumulate=True,
-    )
-    # dQ = dS K
     acc_dQ = cute.make_rmem_tensor(
         mmas.dQ.partition_shape_C((config.tile_m, config.head_dim)), Float32
     )
-    wgmma.gemm(mmas.dQ, acc_dQ, fragments.tdQrdS, fragments.tdQrKt, accumulate=False)
+    # dV += P^T dO
+    if cutlass.const_expr(config.needs("dv")):
+        wgmma.gemm(
+            mmas.dV,
+            fragments.acc_dV,
+            tdVrPt,
+            fragments.tdVrdOt[None, None, None, stage_dO],
+            accumulate=True,
+        )
+    # dQ = dS K
+    if cutlass.const_expr(config.needs("dq")):
+        wgmma.gemm(mmas.dQ, acc_dQ, fragments.tdQrdS, fragments.tdQrKt, accumulate=False)
     # dK += dS^T Q
-    wgmma.gemm(
-        mmas.dK,
-        fragments.acc_dK,
-        tdKrdSt,
-        fragments.tdKrQt[None, None, None, stage_Q],
-        accumulate=True,
-    )
-    warpgroup.wait_group(1)
+    if cutlass.const_expr(config.needs("dk")):
+        wgmma.gemm(
+            mmas.dK,
+            fragments.acc_dK,
+            tdKrdSt,
+            fragments.tdKrQt[None, None, None, stage_Q],
+            accumulate=True,
+        )
+    # dK may stay in flight behind dV and dQ, unless it reads sdS: after the hand-over another
+    # warpgroup may overwrite that.
+    dK_in_flight = config.needs("dk") and config.p_operand is POperand.REGISTERS
+    warpgroup.wait_group(1 if dK_in_flight else 0)
     ctx.pipelines.dO.consumer_release(state_dO)
-    hand_over_dQ(ctx, acc_dQ)
+    if cutlass.const_expr(config.needs("dq")):
+        hand_over_dQ(ctx, acc_dQ)
     warpgroup.wait_group(0)
     ctx.pipelines.Q.consumer_release(state_Q)
     state_Q.advance()
@@ -221,35 +224,36 @@ def one_query_block(
 def operands_from_scores(
     ctx: MmaContext, fragments: Fragments, acc_P: cute.Tensor, acc_dS: cute.Tensor
 ):
-    """P^T and dS^T in the input dtype as A operands; dS also in shared memory, for dQ.
-
-    Overwriting sdS is safe: every consumer warp has passed the dQ hand-over of the tile before,
-    which it enters with its dQ GEMM complete.
+    """P^T and dS^T in the input dtype as A operands: in registers, or in shared memory where the
+    warpgroups split the columns; dS is always in shared memory where dQ is needed.
     """
-    dtype = ctx.smem.sK.element_type
+    config, dtype = ctx.config, ctx.smem.sK.element_type
     rP, rdS = to_operand(acc_P, dtype), to_operand(acc_dS, dtype)
     tdVrPt, tdKrdSt = rP, rdS
-    if cutlass.const_expr(ctx.config.p_operand is POperand.SHARED):
-        copies.store_accumulator(
-            ctx.mmas.St, rP, ctx.smem.sPt[None, None, 0], ctx.consumer_tidx
-        )
+    shared_P = config.p_operand is POperand.SHARED
+    everyone = pipeline.NamedBarrier(
+        barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(config)
+    )
+    if cutlass.const_expr(shared_P and not config.needs("dq")):
+        # Nobody may still read the tile before. Where dQ is needed, its hand-over says so: every
+        # consumer warp enters it with all GEMMs that read shared dS complete.
+        everyone.arrive_and_wait()
+    if cutlass.const_expr(shared_P):
+        copies.store_accumulator(ctx.mmas.St, rP, ctx.smem.sPt[None, None, 0], ctx.consumer_tidx)
         tdVrPt, tdKrdSt = fragments.tdVrPt, fragments.tdKrdSt
-    copies.store_accumulator(ctx.mmas.St, rdS, ctx.smem.sdSt[None, None, 0], ctx.consumer_tidx)
-    # wgmma reads through the async proxy what all consumer warps wrote.
-    cute.arch.fence_view_async_shared()
-    pipeline.NamedBarrier(
-        barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(ctx.config)
-    ).arrive_and_wait()
+    if cutlass.const_expr(shared_P or config.needs("dq")):
+        copies.store_accumulator(ctx.mmas.St, rdS, ctx.smem.sdSt[None, None, 0], ctx.consumer_tidx)
+        # wgmma reads through the async proxy what all consumer warps wrote.
+        cute.arch.fence_view_async_shared()
+        everyone.arrive_and_wait()
     return tdVrPt, tdKrdSt
 
 
 @cute.jit
 def hand_over_dQ(ctx: MmaContext, acc_dQ: cute.Tensor):
     """Put dQ into shared memory once the store warp has read the one before."""
-    threads = consumer_threads(ctx.config) + _WARP
-    pipeline.NamedBarrier(
-        barrier_id=int(Barrier.DQ_EMPTY), num_threads=threads
-    ).arrive_and_wait()
+    threads = consumer_threads(ctx.config) + cute.arch.WARP_SIZE
+    pipeline.NamedBarrier(barrier_id=int(Barrier.DQ_EMPTY), num_threads=threads).arrive_and_wait()
     copies.store_fp32_accumulator(
         ctx.mmas.dQ, acc_dQ, ctx.smem.sdQ[None, None, 0], ctx.consumer_tidx
     )
