@@ -17,7 +17,7 @@ from hopperflash.cli.inputs import Inputs
 from hopperflash.cli.output import Stages
 from hopperflash.emulator import EmulationRun
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
-from hopperflash.plan import LaunchPlan, arch_of
+from hopperflash.plan import ForwardConfig, LaunchPlan, arch_of
 from hopperflash.plan.block_range import Tiling, block_totals
 from hopperflash.problem import AttnProblem
 from hopperflash.reference import low_precision_attention, materialized_attention
@@ -199,6 +199,7 @@ def _assemble(parts: Sequence[Tensor], problem: AttnProblem, head_axis: int) -> 
 def _tiles(plan: LaunchPlan, run: EmulationRun | None) -> Tiles:
     (call,) = plan.calls
     config, problem = call.spec.config, plan.problem
+    assert isinstance(config, ForwardConfig)
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
     totals = block_totals(problem.mask, tiling)
     heads = problem.batch * problem.heads_q

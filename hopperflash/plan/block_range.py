@@ -1,4 +1,7 @@
-"""Which K/V blocks a tile of query rows visits: the arithmetic the kernels' loops follow."""
+"""Which blocks a tile visits: K/V blocks of query rows forward, query blocks of keys backward.
+
+The arithmetic that the kernels' loops follow.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,19 @@ class BlockRange:
 
 
 @dataclass(frozen=True)
+class QueryBlockRange:
+    """Query blocks of one n_block: `[begin, end)` are visited, `[unmasked, end)` without a mask.
+
+    Every valid row of an unmasked block sees every key of the n_block. The masked blocks come first
+    and meet the diagonal; where the end of the keys cuts the n_block off, all are masked.
+    """
+
+    begin: int
+    unmasked: int
+    end: int
+
+
+@dataclass(frozen=True)
 class BlockTotals:
     """(m_block, n_block) pairs of one head of one batch entry; `skipped` hold no visible pair."""
 
@@ -95,3 +111,39 @@ def block_totals(mask: MaskSpec, tiling: Tiling) -> BlockTotals:
         unmasked=sum(blocks.unmasked for blocks in ranges),
         skipped=tiling.m_blocks * tiling.n_blocks - visited,
     )
+
+
+def query_block_range(mask: MaskSpec, n_block: int, tiling: Tiling) -> QueryBlockRange:
+    """The query blocks of `n_block`, exactly those with a visible pair.
+
+    Later queries see no fewer keys unless a window's left edge hides them, which no kernel masks
+    yet: ValueError there.
+    """
+    if mask.left is not None:
+        raise ValueError(f"no query blocks for a {mask}")
+    first_key = n_block * tiling.tile_n
+    last_key = min(first_key + tiling.tile_n, tiling.seqlen_k) - 1
+    end = tiling.m_blocks
+    begin = min(_first_query(mask, first_key, tiling) // tiling.tile_m, end)
+    if first_key + tiling.tile_n > tiling.seqlen_k:
+        return QueryBlockRange(begin, end, end)
+    unmasked = -(-_first_query(mask, last_key, tiling) // tiling.tile_m)
+    return QueryBlockRange(begin, min(unmasked, end), end)
+
+
+def query_block_totals(mask: MaskSpec, tiling: Tiling) -> BlockTotals:
+    """Blocks visited and skipped over all key tiles, for one query head."""
+    ranges = [query_block_range(mask, n_block, tiling) for n_block in range(tiling.n_blocks)]
+    visited = sum(blocks.end - blocks.begin for blocks in ranges)
+    return BlockTotals(
+        visited=visited,
+        unmasked=sum(blocks.end - blocks.unmasked for blocks in ranges),
+        skipped=tiling.m_blocks * tiling.n_blocks - visited,
+    )
+
+
+def _first_query(mask: MaskSpec, key: int, tiling: Tiling) -> int:
+    """The first query that sees `key`, which may be past the last one."""
+    if mask.right is None:
+        return 0
+    return max(0, key - mask.right - (tiling.seqlen_k - tiling.seqlen_q))

@@ -1,168 +1,199 @@
-"""Does a configuration fit the machine? Shared memory, registers and instruction shapes."""
+"""What a configuration takes of the machine: shared memory by region, registers by phase."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.config import WARPGROUP_THREADS, ForwardConfig, POperand
-from hopperflash.plan.support import Support
-from hopperflash.problem import DType
+from hopperflash.plan.config import WARPGROUP_THREADS, BackwardConfig, ForwardConfig, POperand
 
-# TMA with 128-byte swizzle wants 1024-byte aligned tiles.
-SMEM_ALIGNMENT = 1024
+# The kernels that have a budget: the others are bound by memory and use neither to speak of.
+MainConfig = ForwardConfig | BackwardConfig
+
+# TMA with 128-byte swizzle wants 1024-byte aligned tiles, and so a block's memory as a whole.
+TILE_ALIGNMENT = 1024
+STATISTIC_ALIGNMENT = 128
 BARRIER_BYTES = 8
-# A full and an empty barrier guard every stage of K, of V, and the one tile of Q.
+# A full and an empty barrier guard every stage of a ring.
 BARRIERS_PER_STAGE = 2
-
-WGMMA_M = 64
-# The K extent of one 16-bit wgmma, so the step of every contracted size.
-WGMMA_K = 16
-WGMMA_N_MAX = 256
-TMA_BOX_MAX = 256
+FP32_BYTES = 4
 
 SETMAXNREG_STEP = 8
-SETMAXNREG_RANGE = (24, 256)
+SETMAXNREG_MAX = 256
 # Row statistics, addresses, barriers and loop state beside the fragments, per consumer thread.
 REGISTER_OVERHEAD = 24
 
 
 @dataclass(frozen=True)
-class SharedMemoryBudget:
-    """Bytes of dynamic shared memory per CTA; O leaves through the memory Q came in by."""
+class Region:
+    """A part of a CTA's shared memory, in bytes."""
 
-    q_and_o: int
-    k: int
-    v: int
-    p: int
-    barriers: int
+    name: str
+    size: int
+    alignment: int = TILE_ALIGNMENT
+
+
+@dataclass(frozen=True)
+class SharedMemoryBudget:
+    """Dynamic shared memory per CTA: its regions in the order of the kernel's struct."""
+
+    regions: tuple[Region, ...]
 
     @property
     def total(self) -> int:
-        """Bytes with every region rounded up to its alignment."""
-        return sum(_align(size) for size in (self.q_and_o, self.k, self.v, self.p, self.barriers))
+        """Bytes with every region at its alignment, and the whole rounded up to a tile's."""
+        end = 0
+        for region in self.regions:
+            end = _round_up(end, region.alignment) + region.size
+        return _round_up(end, TILE_ALIGNMENT)
+
+    def __getitem__(self, name: str) -> int:
+        """Bytes of the region called `name`, without padding."""
+        return {region.name: region.size for region in self.regions}[name]
+
+    def __str__(self) -> str:
+        return " + ".join(f"{region.name} {region.size}" for region in self.regions)
+
+
+@dataclass(frozen=True)
+class RegisterPhase:
+    """What a consumer thread holds at one time, beside `REGISTER_OVERHEAD`."""
+
+    name: str
+    fragments: tuple[tuple[str, int], ...]
+
+    @property
+    def total(self) -> int:
+        """Registers of all fragments."""
+        return sum(count for _, count in self.fragments)
+
+    def __getitem__(self, name: str) -> int:
+        """Registers of the fragment called `name`."""
+        return dict(self.fragments)[name]
+
+    def __str__(self) -> str:
+        return " + ".join(f"{name} {count}" for name, count in self.fragments)
 
 
 @dataclass(frozen=True)
 class RegisterBudget:
     """32-bit registers per consumer thread, and per CTA what the roles claim of the pool."""
 
-    acc_S: int
-    acc_O: int
-    P: int
+    phases: tuple[RegisterPhase, ...]
     overhead: int
     limit: int
     claimed: int
     pool: int
 
     @property
+    def peak(self) -> RegisterPhase:
+        """The phase that decides."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
     def total(self) -> int:
         """Registers a consumer thread needs; `limit` is what it may have."""
-        return self.acc_S + self.acc_O + self.P + self.overhead
+        return self.peak.total + self.overhead
 
 
-def shared_memory(config: ForwardConfig, itemsize: int) -> SharedMemoryBudget:
-    """Shared memory of a configuration for elements of `itemsize` bytes."""
-    stages = config.stages_kv
-    rows_kv = stages * config.tile_n
-    p_elements = config.tile_m * config.tile_n if config.p_operand is POperand.SHARED else 0
-    return SharedMemoryBudget(
-        q_and_o=config.tile_m * max(config.head_dim, config.head_dim_v) * itemsize,
-        k=rows_kv * config.head_dim * itemsize,
-        v=rows_kv * config.head_dim_v * itemsize,
-        p=p_elements * itemsize,
-        barriers=BARRIERS_PER_STAGE * (2 * stages + 1) * BARRIER_BYTES,
-    )
+def shared_memory(config: MainConfig, itemsize: int) -> SharedMemoryBudget:
+    """Shared memory of a configuration for operands of `itemsize` bytes."""
+    if isinstance(config, ForwardConfig):
+        return SharedMemoryBudget(_forward_regions(config, itemsize))
+    return SharedMemoryBudget(_backward_regions(config, itemsize))
 
 
-def registers(config: ForwardConfig, arch: ArchSpec) -> RegisterBudget:
-    """Registers of a configuration: fp32 accumulators, 16-bit P packed two to a register.
+def registers(config: MainConfig, arch: ArchSpec) -> RegisterBudget:
+    """Registers of a configuration.
 
     The pool is what the CTA is launched with: every thread gets the same count, rounded down to
     the allocation step; `setmaxnreg` only moves registers between roles within it.
     """
-    rows = config.tile_m // config.consumer_warpgroups
-    acc_S = rows * config.tile_n // WARPGROUP_THREADS
+    if isinstance(config, ForwardConfig):
+        phases = _forward_phases(config)
+    else:
+        phases = _backward_phases(config)
     consumers = config.consumer_warpgroups * config.registers_consumer
     at_launch = arch.registers_per_sm // config.threads // SETMAXNREG_STEP * SETMAXNREG_STEP
     return RegisterBudget(
-        acc_S=acc_S,
-        acc_O=rows * config.head_dim_v // WARPGROUP_THREADS,
-        P=acc_S // 2 if config.p_operand is POperand.REGISTERS else 0,
+        phases=phases,
         overhead=REGISTER_OVERHEAD,
         limit=min(config.registers_consumer, arch.max_registers_per_thread),
         claimed=WARPGROUP_THREADS * (config.registers_producer + consumers),
-        pool=config.threads * min(at_launch, SETMAXNREG_RANGE[1]),
+        pool=config.threads * min(at_launch, SETMAXNREG_MAX),
     )
 
 
-def check(config: ForwardConfig, arch: ArchSpec, dtype: DType) -> Support:
-    """Whether `arch` can run `config`; each reason carries the arithmetic that rules it out."""
-    return Support.unless(
-        [
-            *_shape_reasons(config),
-            *_shared_memory_reasons(shared_memory(config, dtype.itemsize), arch),
-            *_register_reasons(config, registers(config, arch)),
-        ]
+def _forward_regions(config: ForwardConfig, itemsize: int) -> tuple[Region, ...]:
+    """Rings of Q (one tile), K and V; O leaves through the memory Q came in by."""
+    c = config
+    rows_kv = c.stages_kv * c.tile_n
+    p_elements = c.tile_m * c.tile_n if c.p_operand is POperand.SHARED else 0
+    return (
+        Region("barriers", _barriers(1, c.stages_kv, c.stages_kv), BARRIER_BYTES),
+        Region("Q/O", c.tile_m * max(c.head_dim, c.head_dim_v) * itemsize),
+        Region("K", rows_kv * c.head_dim * itemsize),
+        Region("V", rows_kv * c.head_dim_v * itemsize),
+        Region("P", p_elements * itemsize),
     )
 
 
-def _shape_reasons(config: ForwardConfig) -> list[str]:
-    reasons = []
-    rows = WGMMA_M * config.consumer_warpgroups
-    if config.tile_m % rows:
-        reasons.append(
-            f"tile_m {config.tile_m} is not a multiple of {rows}: {config.consumer_warpgroups}"
-            f" consumer warpgroups of {WGMMA_M} rows (wgmma)"
-        )
-    contracted = ("tile_n", config.tile_n), ("head_dim", config.head_dim)
-    for name, size in (*contracted, ("head_dim_v", config.head_dim_v)):
-        if size % WGMMA_K or not 0 < size <= WGMMA_N_MAX:
-            reasons.append(
-                f"{name} {size} is not a multiple of {WGMMA_K} in {WGMMA_K}..{WGMMA_N_MAX} (wgmma)"
-            )
-    if config.tile_m > TMA_BOX_MAX:
-        reasons.append(f"tile_m {config.tile_m} exceeds the {TMA_BOX_MAX} rows of a TMA box")
-    return reasons
+def _backward_regions(config: BackwardConfig, itemsize: int) -> tuple[Region, ...]:
+    """Rings of K with V (one tile), Q with LSE, and dO with delta; dQ leaves in fp32.
+
+    dK and dV leave through the memory K and V came in by.
+    """
+    c = config
+    p_elements = c.tile_m * c.tile_n if c.p_operand is POperand.SHARED else 0
+    rows_q, rows_do = c.stages_q * c.tile_m, c.stages_do * c.tile_m
+    return (
+        Region("barriers", _barriers(1, c.stages_q, c.stages_do), BARRIER_BYTES),
+        Region("LSE", rows_q * FP32_BYTES, STATISTIC_ALIGNMENT),
+        Region("delta", rows_do * FP32_BYTES, STATISTIC_ALIGNMENT),
+        Region("K/dK", c.tile_n * c.head_dim * itemsize),
+        Region("V/dV", c.tile_n * c.head_dim_v * itemsize),
+        Region("Q", rows_q * c.head_dim * itemsize),
+        Region("dO", rows_do * c.head_dim_v * itemsize),
+        Region("P", p_elements * itemsize),
+        Region("dS", c.tile_m * c.tile_n * itemsize),
+        Region("dQ", c.tile_m * c.head_dim * FP32_BYTES),
+    )
 
 
-def _shared_memory_reasons(budget: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
-    if budget.total <= arch.smem_bytes_per_block:
-        return []
-    return [
-        f"shared memory {budget.total} B (Q/O {budget.q_and_o}, K {budget.k}, V {budget.v},"
-        f" P {budget.p}, barriers {budget.barriers}) exceeds the {arch.smem_bytes_per_block} B"
-        f" per block of {arch.name}"
-    ]
+def _forward_phases(config: ForwardConfig) -> tuple[RegisterPhase, ...]:
+    """fp32 accumulators, and 16-bit P packed two to a register where it stays in registers."""
+    c = config
+    acc_S = _accumulator(c.tile_m, c.tile_n, c)
+    P = acc_S // 2 if c.p_operand is POperand.REGISTERS else 0
+    acc_O = _accumulator(c.tile_m, c.head_dim_v, c)
+    return (RegisterPhase("softmax", (("acc_S", acc_S), ("acc_O", acc_O), ("P", P))),)
 
 
-def _register_reasons(config: ForwardConfig, budget: RegisterBudget) -> list[str]:
-    reasons = []
-    low, high = SETMAXNREG_RANGE
-    for role, count in (
-        ("producer", config.registers_producer),
-        ("consumer", config.registers_consumer),
-    ):
-        if count % SETMAXNREG_STEP or not low <= count <= high:
-            reasons.append(
-                f"{count} {role} registers are not a multiple of {SETMAXNREG_STEP} in"
-                f" {low}..{high} (setmaxnreg)"
-            )
-    if budget.claimed > budget.pool:
-        reasons.append(
-            f"the roles claim {budget.claimed} registers, {WARPGROUP_THREADS} *"
-            f" ({config.registers_producer} + {config.consumer_warpgroups} *"
-            f" {config.registers_consumer}), of {budget.pool} that {config.threads} threads"
-            " are launched with"
-        )
-    if budget.total > budget.limit:
-        reasons.append(
-            f"a consumer thread needs {budget.total} registers (acc_S {budget.acc_S},"
-            f" acc_O {budget.acc_O}, P {budget.P}, overhead {budget.overhead}) and has"
-            f" {budget.limit}"
-        )
-    return reasons
+def _backward_phases(config: BackwardConfig) -> tuple[RegisterPhase, ...]:
+    """dV and dK stay throughout; S and dP make room for P, dS and dQ."""
+    c = config
+    kept = (
+        ("acc_dV", _accumulator(c.tile_n, c.head_dim_v, c)),
+        ("acc_dK", _accumulator(c.tile_n, c.head_dim, c)),
+    )
+    acc_S = _accumulator(c.tile_n, c.tile_m, c)
+    acc_dQ = _accumulator(c.tile_m, c.head_dim, c)
+    P = acc_S // 2 if c.p_operand is POperand.REGISTERS else 0
+    return (
+        RegisterPhase("softmax", (*kept, ("acc_S", acc_S), ("acc_dP", acc_S))),
+        RegisterPhase("GEMM", (*kept, ("acc_dQ", acc_dQ), ("P", P), ("dS", P))),
+    )
 
 
-def _align(size: int) -> int:
-    return -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
+def _accumulator(rows: int, columns: int, config: MainConfig) -> int:
+    """fp32 registers per thread of a tile that all consumer warpgroups share."""
+    return rows * columns // (WARPGROUP_THREADS * config.consumer_warpgroups)
+
+
+def _barriers(*stages: int) -> int:
+    """Bytes of the barriers of rings with that many stages."""
+    return BARRIERS_PER_STAGE * sum(stages) * BARRIER_BYTES
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step

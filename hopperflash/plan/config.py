@@ -85,7 +85,7 @@ class BackwardConfig:
 
     @property
     def query_shares(self) -> int:
-        """Into how many parts warpgroups split the columns of dQ; they stack along its rows first."""
+        """Into how many parts warpgroups split the columns of dQ, once stacked along its rows."""
         return max(1, self.consumer_warpgroups * WGMMA_ROWS // self.tile_m)
 
 
@@ -93,15 +93,25 @@ class BackwardConfig:
 class PreprocessConfig:
     """The kernel before a backward: eight lanes a row; zeroes the dQ accumulator if asked to."""
 
-    threads: int = 128
+    threads: int = WARPGROUP_THREADS
     zero_dq: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows per CTA."""
+        return self.threads // LANES_PER_ROW
 
 
 @dataclass(frozen=True)
 class PostprocessConfig:
     """The kernel that turns an fp32 accumulator into a gradient: eight lanes a row."""
 
-    threads: int = 128
+    threads: int = WARPGROUP_THREADS
+
+    @property
+    def rows(self) -> int:
+        """Rows per CTA."""
+        return self.threads // LANES_PER_ROW
 
 
 Config = ForwardConfig | BackwardConfig | PreprocessConfig | PostprocessConfig

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.config import ForwardConfig
+from hopperflash.plan.config import Config
 from hopperflash.plan.support import Support
 from hopperflash.problem import AttnProblem, Direction, Signature
+
+ITEMSIZE = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class KernelSpec:
     """All that compiling takes, and therefore the cache key; `target` as in `ArchSpec.name`."""
 
     ref: KernelRef
-    config: ForwardConfig
+    config: Config
     signature: Signature
     target: str
 
@@ -38,12 +41,21 @@ class KernelCall:
 
 
 @dataclass(frozen=True)
-class Workspace:
-    """Scratch memory in device memory for one call; `shape` in elements of `dtype`."""
+class Buffer:
+    """Contiguous device memory to allocate for the calls; `shape` in elements of `dtype`.
+
+    `zeroed` where the calls want zeros in it; otherwise they write whatever of it is read.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    zeroed: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,16 @@ class Copy:
 
 @dataclass(frozen=True)
 class Steps:
-    """What a backend does for a problem; without calls it runs no kernel of this package."""
+    """What a backend does for a problem; without calls it runs no kernel of this package.
+
+    Operands of the calls are those of the problem, the `workspaces`, which no one reads afterwards,
+    and the `results`, which are handed out.
+    """
 
     calls: tuple[KernelCall, ...] = ()
     copies: tuple[Copy, ...] = ()
-    workspaces: tuple[Workspace, ...] = ()
+    workspaces: tuple[Buffer, ...] = ()
+    results: tuple[Buffer, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
@@ -90,6 +107,11 @@ class LaunchPlan:
         return self.steps.copies
 
     @property
-    def workspaces(self) -> tuple[Workspace, ...]:
+    def workspaces(self) -> tuple[Buffer, ...]:
         """Scratch to allocate."""
         return self.steps.workspaces
+
+    @property
+    def results(self) -> tuple[Buffer, ...]:
+        """What the calls compute."""
+        return self.steps.results

@@ -12,7 +12,9 @@ from hopperflash.plan.launch_plan import LaunchPlan, Steps
 from hopperflash.plan.support import Support
 from hopperflash.problem import AttnProblem, Direction
 
-EMPTY = Steps(reasons=("no query sees a key: out is 0 and LSE -inf without a launch",))
+EMPTY = Steps(
+    reasons=("no query sees a key: out and gradients are 0, LSE is -inf, without a launch",)
+)
 
 
 def supports(problem: AttnProblem, arch: ArchSpec, direction: Direction = "forward") -> Support:

@@ -1,16 +1,37 @@
-"""The Hopper backend: what it takes, and the launch it makes of it."""
+"""The Hopper backend: what it takes, and the launches it makes of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.budget import check
-from hopperflash.plan.launch_plan import Copy, KernelCall, KernelRef, KernelSpec, Steps
+from hopperflash.plan.config import (
+    BackwardConfig,
+    ForwardConfig,
+    PostprocessConfig,
+    PreprocessConfig,
+)
+from hopperflash.plan.feasibility import check
+from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
 from hopperflash.plan.support import Support
-from hopperflash.plan.tiles_sm90 import forward_config, forward_tile
-from hopperflash.problem import AttnProblem, Direction, MaskKind, OperandFacts
+from hopperflash.plan.tiles_sm90 import (
+    backward_config,
+    backward_tile,
+    forward_config,
+    forward_tile,
+)
+from hopperflash.problem import GRADIENTS, AttnProblem, Direction, MaskKind, OperandFacts, Signature
 
 FORWARD = KernelRef("hopperflash.kernels.sm90.fwd.kernel", "ForwardSm90")
 FORWARD_OPERANDS = ("q", "k", "v", "out", "lse", "softmax_scale")
+
+PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "BackwardPreprocess")
+PREPROCESS_OPERANDS = ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
+BACKWARD = KernelRef("hopperflash.kernels.sm90.bwd.kernel", "BackwardSm90")
+BACKWARD_INPUTS = ("q", "k", "v", "dout", "lse_log2", "delta", "dq_acc", "dq_turn")
+POSTPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_postprocess", "BackwardPostprocess")
+POSTPROCESS_OPERANDS = ("dq_acc", "dq", "softmax_scale")
 
 TMA_ALIGNMENT = 16
 GRID_YZ_MAX = 65535
@@ -26,38 +47,23 @@ def supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Supp
     reasons = []
     if "wgmma" not in arch.features:
         reasons.append(f"arch {arch.name} has no wgmma")
-    if direction == "backward":
-        reasons.append("its backward kernels are not written yet")
     if problem.mask.kind is MaskKind.WINDOW:
         reasons.append(f"its kernels cannot mask a {problem.mask} yet")
-    if problem.head_dim != problem.head_dim_v:
-        reasons.append(
-            f"head_dim {problem.head_dim} and head_dim_v {problem.head_dim_v} differ:"
-            " its kernels want equal ones yet"
-        )
     if problem.softcap > 0.0:
         reasons.append(f"softcap {problem.softcap}: its kernels do not cap scores yet")
     reasons += _limit_reasons(problem)
     if not reasons:
-        reasons += _tile_reasons(problem, arch)
+        reasons += _tile_reasons(problem, arch, direction)
     return Support.unless(reasons)
 
 
 def steps(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Steps:
-    """One launch of the forward kernel, one CTA per tile of queries, query head and batch entry."""
-    tile = forward_tile(problem.head_dim, problem.mask.kind)
-    config = forward_config(tile)
-    grid = (-(-problem.seqlen_q // config.tile_m), problem.heads_q, problem.batch)
-    spec = KernelSpec(FORWARD, config, problem.signature, arch.name)
-    return Steps(
-        calls=(KernelCall(spec, FORWARD_OPERANDS, grid),),
-        copies=tuple(
-            Copy(name, reason)
-            for name, facts in problem.operands
-            if (reason := tma_refusal(facts, problem.dtype.itemsize))
-        ),
-        reasons=(f"tile {config.tile_m}x{config.tile_n}: {tile.source}",),
-    )
+    """The launches of one direction."""
+    if direction == "forward":
+        return _forward_steps(problem, arch)
+    if not problem.gradients:
+        return Steps(reasons=("no gradient is asked for: nothing is launched",))
+    return _backward_steps(problem, arch)
 
 
 def tma_refusal(facts: OperandFacts, itemsize: int) -> str | None:
@@ -79,6 +85,125 @@ def tma_refusal(facts: OperandFacts, itemsize: int) -> str | None:
     return None
 
 
+def _config(
+    problem: AttnProblem, direction: Direction
+) -> tuple[ForwardConfig | BackwardConfig, str]:
+    """The main kernel's configuration and where its tile is from."""
+    if direction == "forward":
+        return _forward_config(problem)
+    return _backward_config(problem)
+
+
+def _forward_config(problem: AttnProblem) -> tuple[ForwardConfig, str]:
+    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
+    return forward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
+
+
+def _backward_config(problem: AttnProblem) -> tuple[BackwardConfig, str]:
+    """Only dQ is added up by several CTAs, so only dQ needs an order."""
+    tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
+    config = replace(
+        backward_config(tile, problem.head_dim, problem.head_dim_v),
+        deterministic=problem.deterministic and "dq" in problem.gradients,
+        gradients=problem.gradients,
+    )
+    return config, tile.source
+
+
+def _forward_steps(problem: AttnProblem, arch: ArchSpec) -> Steps:
+    """One launch, one CTA per tile of queries, query head and batch entry."""
+    p = problem
+    config, source = _forward_config(p)
+    grid = (_ceil_div(p.seqlen_q, config.tile_m), p.heads_q, p.batch)
+    spec = KernelSpec(FORWARD, config, p.signature, arch.name)
+    return Steps(
+        calls=(KernelCall(spec, FORWARD_OPERANDS, grid),),
+        copies=_copies(p),
+        results=(
+            Buffer("out", (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), p.dtype.value),
+            Buffer("lse", (p.batch, p.heads_q, p.seqlen_q), "float32"),
+        ),
+        reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}",),
+    )
+
+
+def _backward_steps(problem: AttnProblem, arch: ArchSpec) -> Steps:
+    """Statistics of the rows, the gradients, and dQ in the input dtype."""
+    p = problem
+    config, source = _backward_config(p)
+    query_blocks = _ceil_div(p.seqlen_q, config.tile_m)
+    statistic = (p.batch, p.heads_q, query_blocks * config.tile_m)
+    turns = (p.batch, p.heads_q, query_blocks) if config.deterministic else (1, 1, 1)
+    return Steps(
+        calls=tuple(_backward_calls(p, config, arch)),
+        copies=_copies(p),
+        workspaces=(
+            Buffer("lse_log2", statistic, "float32"),
+            Buffer("delta", statistic, "float32"),
+            Buffer("dq_acc", (p.batch, p.seqlen_q, p.heads_q, p.head_dim), "float32"),
+            Buffer("dq_turn", turns, "int32", zeroed=config.deterministic),
+        ),
+        results=tuple(Buffer(name, _shape(name, p), p.dtype.value) for name in p.gradients),
+        reasons=(
+            f"tile {config.tile_m}x{config.tile_n}: {source}",
+            *(() if p.gradients == GRADIENTS else (f"only {', '.join(p.gradients)} asked for",)),
+        ),
+    )
+
+
+def _backward_calls(
+    problem: AttnProblem, config: BackwardConfig, arch: ArchSpec
+) -> Iterator[KernelCall]:
+    """Before, main and after; nothing comes after where dQ is not asked for.
+
+    A gradient that is not asked for is never written: its place is taken by its input. The kernels
+    before and after see no mask, so they are compiled once for all of them.
+    """
+    p = problem
+    rowwise = Signature(p.dtype, MaskKind.FULL, softcap=False)
+    padded_q = _ceil_div(p.seqlen_q, config.tile_m) * config.tile_m
+    before = PreprocessConfig(zero_dq=config.needs("dq"))
+    yield KernelCall(
+        KernelSpec(PREPROCESS, before, rowwise, arch.name),
+        PREPROCESS_OPERANDS,
+        (_ceil_div(padded_q, before.rows), p.heads_q, p.batch),
+    )
+    gradients = tuple(name if config.needs(name) else name[1:] for name in ("dk", "dv"))
+    yield KernelCall(
+        KernelSpec(BACKWARD, config, p.signature, arch.name),
+        (*BACKWARD_INPUTS, *gradients, "softmax_scale"),
+        (_ceil_div(p.seqlen_k, config.tile_n), p.heads_k, p.batch),
+    )
+    if config.needs("dq"):
+        after = PostprocessConfig()
+        yield KernelCall(
+            KernelSpec(POSTPROCESS, after, rowwise, arch.name),
+            POSTPROCESS_OPERANDS,
+            (_ceil_div(p.seqlen_q, after.rows), p.heads_q, p.batch),
+        )
+
+
+def _shape(gradient: str, problem: AttnProblem) -> tuple[int, ...]:
+    p = problem
+    return {
+        "dq": (p.batch, p.seqlen_q, p.heads_q, p.head_dim),
+        "dk": (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
+        "dv": (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
+    }[gradient]
+
+
+def _copies(problem: AttnProblem) -> tuple[Copy, ...]:
+    return tuple(
+        Copy(name, reason)
+        for name, facts in problem.operands
+        if (reason := tma_refusal(facts, problem.dtype.itemsize))
+    )
+
+
+def _ceil_div(size: int, step: int) -> int:
+    return -(-size // step)
+
+
 def _limit_reasons(problem: AttnProblem) -> list[str]:
     reasons = [
         f"{name} {size} exceeds {limit} ({why})"
@@ -98,8 +223,11 @@ def _limit_reasons(problem: AttnProblem) -> list[str]:
     return reasons
 
 
-def _tile_reasons(problem: AttnProblem, arch: ArchSpec) -> list[str]:
+def _tile_reasons(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> list[str]:
     """The arithmetic that rules the table's tile out, so that a bad edit cannot be launched."""
-    config = forward_config(forward_tile(problem.head_dim, problem.mask.kind))
-    name = f"tile {config.tile_m}x{config.tile_n} at head_dim {config.head_dim}"
+    config, _ = _config(problem, direction)
+    name = (
+        f"tile {config.tile_m}x{config.tile_n} at head_dim {config.head_dim},"
+        f" head_dim_v {config.head_dim_v}"
+    )
     return [f"{name}: {reason}" for reason in check(config, arch, problem.dtype).reasons]

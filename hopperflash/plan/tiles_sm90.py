@@ -1,26 +1,43 @@
-"""Forward tiles for sm_90a: one row per padded head dim and mask, edited by hand.
+"""Tiles for sm_90a: one row per head dims and mask and direction, edited by hand.
 
 Sources name the peers' tables and the compiler's verdicts on them (spills, serialised wgmma), both
-read from public sources; `plan.budget` proves each row feasible.
+read from public sources; `plan.feasibility` proves each row feasible.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from hopperflash.plan.config import ForwardConfig, POperand
+from hopperflash.plan.config import WGMMA_ROWS, BackwardConfig, ForwardConfig, POperand
 from hopperflash.problem import MaskKind
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One row of the table; `head_dim` holds for Q, K and V alike, `source` says where from."""
+class ForwardTile:
+    """One row of the forward table, for head dims up to those given; `source` says where from."""
 
     head_dim: int
+    head_dim_v: int
     masks: tuple[MaskKind, ...]
     tile_m: int
     tile_n: int
     p_operand: POperand
+    source: str
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """One row of the backward table; `key_warpgroups` of the two consumers stack along the keys."""
+
+    head_dim: int
+    head_dim_v: int
+    masks: tuple[MaskKind, ...]
+    tile_m: int
+    tile_n: int
+    key_warpgroups: int
+    stages: int
     source: str
 
 
@@ -29,50 +46,93 @@ CAUSAL = (MaskKind.CAUSAL,)
 ANY = FULL + CAUSAL
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED
 
+# What a head dim is padded to: Q and K to one of these, V and O to another.
+HEAD_DIMS = (64, 96, 128, 192, 256)
+
+# The first row that holds both head dims counts.
 FORWARD_TILES = (
-    Tile(64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
-    Tile(96, ANY, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises wgmma"),
-    Tile(128, FULL, 128, 176, REGS, "FA3 full; the wider tile amortises the rescale of O"),
-    Tile(128, CAUSAL, 128, 128, REGS, "FA3 and FA4; square tiles waste least on the diagonal"),
-    Tile(192, ANY, 128, 112, REGS, "FA3 and FA4; the shared-memory limit"),
-    Tile(256, ANY, 128, 80, REGS, "FA3 and FA4; the shared-memory limit"),
+    ForwardTile(64, 64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
+    ForwardTile(96, 96, ANY, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises"),
+    ForwardTile(128, 128, FULL, 128, 176, REGS, "FA3 full; the wider tile rescales O less often"),
+    ForwardTile(128, 128, CAUSAL, 128, 128, REGS, "FA3 and FA4; least waste on the diagonal"),
+    ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrower V leaves room for more keys"),
+    ForwardTile(192, 192, ANY, 128, 112, REGS, "FA3 and FA4; the shared-memory limit"),
+    ForwardTile(256, 256, ANY, 128, 80, REGS, "FA3 and FA4; the shared-memory limit"),
+)
+
+BACKWARD_TILES = (
+    BackwardTile(64, 64, ANY, 128, 128, 2, 2, "FA3 and FA4"),
+    BackwardTile(96, 96, ANY, 64, 128, 2, 2, "FA3 and FA4"),
+    BackwardTile(128, 128, ANY, 64, 128, 2, 2, "FA3 and FA4 causal; dQ rows come in 64s"),
+    BackwardTile(192, 192, ANY, 64, 64, 1, 2, "the largest without spills; two stages fit"),
+    BackwardTile(256, 256, ANY, 64, 64, 1, 1, "FA4 before its smaller key tiles; all that fits"),
 )
 
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.
 REGISTER_SPLIT = {2: (24, 240), 3: (32, 160)}
-
-ROWS_PER_WARPGROUP = 64
+BACKWARD_CONSUMERS = 2
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """The smallest head dim of the table that holds `head_dim`; ValueError above the largest."""
-    rows = [tile.head_dim for tile in FORWARD_TILES if tile.head_dim >= head_dim]
-    if not rows:
-        largest = max(tile.head_dim for tile in FORWARD_TILES)
-        raise ValueError(f"head_dim {head_dim} exceeds the largest tile's {largest}")
-    return min(rows)
+    """The smallest size of `HEAD_DIMS` that holds `head_dim`; ValueError above the largest."""
+    for size in HEAD_DIMS:
+        if size >= head_dim:
+            return size
+    raise ValueError(f"head_dim {head_dim} exceeds the largest tile's {HEAD_DIMS[-1]}")
 
 
-def forward_tile(head_dim: int, mask_kind: MaskKind) -> Tile:
-    """The row for a head dim (padded here) and mask; LookupError where the table has none."""
-    padded = padded_head_dim(head_dim)
-    for tile in FORWARD_TILES:
-        if tile.head_dim == padded and mask_kind in tile.masks:
-            return tile
-    raise LookupError(f"no sm_90a forward tile for head_dim {padded}, mask {mask_kind.value}")
+def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> ForwardTile:
+    """The row for two head dims and a mask; LookupError where the table has none."""
+    return _first_that_holds(FORWARD_TILES, head_dim, head_dim_v, mask_kind)
 
 
-def forward_config(tile: Tile) -> ForwardConfig:
-    """The kernel configuration that a row stands for: 64 query rows per consumer warpgroup."""
-    consumer_warpgroups = tile.tile_m // ROWS_PER_WARPGROUP
+def backward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> BackwardTile:
+    """The row for two head dims and a mask; LookupError where the table has none."""
+    return _first_that_holds(BACKWARD_TILES, head_dim, head_dim_v, mask_kind)
+
+
+def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> ForwardConfig:
+    """The kernel configuration of a row: 64 query rows per consumer warpgroup."""
+    consumer_warpgroups = tile.tile_m // WGMMA_ROWS
     registers_producer, registers_consumer = REGISTER_SPLIT[consumer_warpgroups]
     return ForwardConfig(
         tile_m=tile.tile_m,
         tile_n=tile.tile_n,
-        head_dim=tile.head_dim,
-        head_dim_v=tile.head_dim,
+        head_dim=padded_head_dim(head_dim),
+        head_dim_v=padded_head_dim(head_dim_v),
         consumer_warpgroups=consumer_warpgroups,
         registers_producer=registers_producer,
         registers_consumer=registers_consumer,
         p_operand=tile.p_operand,
+    )
+
+
+def backward_config(tile: BackwardTile, head_dim: int, head_dim_v: int) -> BackwardConfig:
+    """The kernel configuration of a row, with all gradients and in any order of additions."""
+    registers_producer, registers_consumer = REGISTER_SPLIT[BACKWARD_CONSUMERS]
+    return BackwardConfig(
+        tile_m=tile.tile_m,
+        tile_n=tile.tile_n,
+        head_dim=padded_head_dim(head_dim),
+        head_dim_v=padded_head_dim(head_dim_v),
+        consumer_warpgroups=BACKWARD_CONSUMERS,
+        key_warpgroups=tile.key_warpgroups,
+        registers_producer=registers_producer,
+        registers_consumer=registers_consumer,
+        stages_q=tile.stages,
+        stages_do=tile.stages,
+    )
+
+
+_TileT = TypeVar("_TileT", ForwardTile, BackwardTile)
+
+
+def _first_that_holds(
+    rows: Iterable[_TileT], head_dim: int, head_dim_v: int, mask_kind: MaskKind
+) -> _TileT:
+    for row in rows:
+        if row.head_dim >= head_dim and row.head_dim_v >= head_dim_v and mask_kind in row.masks:
+            return row
+    raise LookupError(
+        f"no sm_90a tile for head_dim {head_dim}, head_dim_v {head_dim_v}, mask {mask_kind.value}"
     )

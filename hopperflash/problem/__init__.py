@@ -2,10 +2,11 @@
 
 from hopperflash.problem.dtypes import DType
 from hopperflash.problem.mask import MaskKind, MaskSpec
-from hopperflash.problem.problem import AttnProblem, Direction, OperandFacts, Signature
-from hopperflash.problem.validate import AttnOptions, build_problem
+from hopperflash.problem.problem import GRADIENTS, AttnProblem, Direction, OperandFacts, Signature
+from hopperflash.problem.validate import AttnOptions, backward_problem, build_problem
 
 __all__ = [
+    "GRADIENTS",
     "AttnOptions",
     "AttnProblem",
     "DType",
@@ -14,5 +15,6 @@ __all__ = [
     "MaskSpec",
     "OperandFacts",
     "Signature",
+    "backward_problem",
     "build_problem",
 ]

@@ -9,6 +9,7 @@ from hopperflash.problem.dtypes import DType
 from hopperflash.problem.mask import MaskKind, MaskSpec
 
 Direction = Literal["forward", "backward"]
+GRADIENTS = ("dq", "dk", "dv")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class AttnProblem:
 
     Q is `(batch, seqlen_q, heads_q, head_dim)`, K `(batch, seqlen_k, heads_k, head_dim)`, V
     `(batch, seqlen_k, heads_k, head_dim_v)`. `operands` holds the facts of each by name. `alibi`
-    and `return_attn_probs` are only asked for: a backend honours or refuses them.
+    and `return_attn_probs` are only asked for: a backend honours or refuses them. `gradients` are
+    those that a backward has to compute; `backward_problem` narrows them.
     """
 
     batch: int
@@ -65,6 +67,7 @@ class AttnProblem:
     alibi: bool = False
     deterministic: bool = False
     return_attn_probs: bool = False
+    gradients: tuple[str, ...] = GRADIENTS
 
     @property
     def signature(self) -> Signature:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hopperflash.errors import InvalidArgument
 from hopperflash.problem.dtypes import DType
 from hopperflash.problem.mask import MaskSpec
-from hopperflash.problem.problem import AttnProblem, OperandFacts
+from hopperflash.problem.problem import GRADIENTS, AttnProblem, OperandFacts
 
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
@@ -72,6 +73,35 @@ def build_problem(
         deterministic=options.deterministic,
         return_attn_probs=options.return_attn_probs,
     )
+
+
+def backward_problem(
+    forward: AttnProblem,
+    extra: Iterable[tuple[str, OperandFacts]] = (),
+    gradients: Iterable[str] = GRADIENTS,
+) -> AttnProblem:
+    """The backward of `forward`: which gradients, and the facts of "dout" (and "out") it reads.
+
+    Raises `InvalidArgument` with every reason why those do not fit the forward's output.
+    """
+    p, wanted, extra = forward, set(gradients), tuple(extra)
+    shape = (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
+    reasons = [
+        f"{name} is {found}, the output's {what} is {value}"
+        for name, facts in extra
+        for what, found, value in (
+            ("shape", facts.shape, shape),
+            ("dtype", facts.dtype.removeprefix("torch."), p.dtype.value),
+            ("device", facts.device, p.device),
+        )
+        if found != value
+    ]
+    known = ", ".join(GRADIENTS)
+    reasons += [f"no gradient {name!r}: give some of {known}" for name in wanted - {*GRADIENTS}]
+    if reasons:
+        raise InvalidArgument("these arguments do not make a backward:", reasons)
+    needed = tuple(name for name in GRADIENTS if name in wanted)
+    return replace(forward, operands=(*forward.operands, *extra), gradients=needed)
 
 
 def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:

@@ -16,7 +16,12 @@ from hopperflash.runtime.compile import compile_kernel
 pytestmark = pytest.mark.compile
 
 SPECS = [
-    KernelSpec(FORWARD, forward_config(tile), Signature(dtype, mask, False), "sm_90a")
+    KernelSpec(
+        FORWARD,
+        forward_config(tile, tile.head_dim, tile.head_dim_v),
+        Signature(dtype, mask, False),
+        "sm_90a",
+    )
     for tile, dtype in product(FORWARD_TILES, DType)
     for mask in tile.masks
 ]
@@ -27,7 +32,7 @@ def _param(spec: KernelSpec) -> object:
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[signature.dtype.value]
     return pytest.param(
         spec,
-        id=f"{dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}-{signature.mask_kind.value}",
+        id=f"{dtype}-d{config.head_dim}-{config.head_dim_v}-{config.tile_m}x{config.tile_n}-{signature.mask_kind.value}",
         marks=pytest.mark.xdist_group(f"{dtype}-{config.head_dim}"),
     )
 

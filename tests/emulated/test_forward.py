@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hopperflash
-from hopperflash.plan.tiles_sm90 import forward_tile
+from hopperflash.plan.tiles_sm90 import padded_head_dim
 from hopperflash.runtime.emulation import SCHEDULES
 from tests.support.cases import FORWARD_CASES, Case, check_forward
 
@@ -20,9 +20,7 @@ def _params() -> list[Any]:
         pytest.param(
             case,
             id=str(case),
-            marks=pytest.mark.xdist_group(
-                f"{case.dtype}-{forward_tile(case.head_dim, case.mask.kind).head_dim}"
-            ),
+            marks=pytest.mark.xdist_group(f"{case.dtype}-{padded_head_dim(case.head_dim)}"),
         )
         for case in FORWARD_CASES
     ]

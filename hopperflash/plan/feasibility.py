@@ -1,0 +1,127 @@
+"""Does a configuration fit the machine? Each refusal carries the arithmetic that rules it out."""
+
+from __future__ import annotations
+
+from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.budget import (
+    SETMAXNREG_MAX,
+    SETMAXNREG_STEP,
+    MainConfig,
+    RegisterBudget,
+    SharedMemoryBudget,
+    registers,
+    shared_memory,
+)
+from hopperflash.plan.config import WARPGROUP_THREADS, WGMMA_ROWS, BackwardConfig, ForwardConfig
+from hopperflash.plan.support import Support
+from hopperflash.problem import DType
+
+# The K extent of one 16-bit wgmma, so the step of every contracted size, and 32 bytes, so that of
+# the narrowest swizzle.
+WGMMA_K = 16
+WGMMA_N_STEP = 8
+WGMMA_N_MAX = 256
+TMA_BOX_MAX = 256
+SETMAXNREG_MIN = 24
+
+
+def check(config: MainConfig, arch: ArchSpec, dtype: DType) -> Support:
+    """Whether `arch` can run `config`."""
+    if isinstance(config, ForwardConfig):
+        reasons = _forward_shape_reasons(config)
+    else:
+        reasons = _backward_shape_reasons(config)
+    reasons += _shared_memory_reasons(shared_memory(config, dtype.itemsize), arch)
+    return Support.unless([*reasons, *_register_reasons(config, registers(config, arch))])
+
+
+def _forward_shape_reasons(config: ForwardConfig) -> list[str]:
+    reasons = []
+    rows = WGMMA_ROWS * config.consumer_warpgroups
+    if config.tile_m % rows:
+        reasons.append(
+            f"tile_m {config.tile_m} is not a multiple of {rows}: {config.consumer_warpgroups}"
+            f" consumer warpgroups of {WGMMA_ROWS} rows (wgmma)"
+        )
+    reasons += _size_reasons("tile_n", config.tile_n, 1, WGMMA_K)
+    reasons += _size_reasons("head_dim", config.head_dim, 1, WGMMA_K)
+    reasons += _size_reasons("head_dim_v", config.head_dim_v, 1, WGMMA_K)
+    return reasons + _box_reasons("tile_m", config.tile_m)
+
+
+def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
+    """Rules of S^T, dP^T, dV and dK (tile_n rows) and of dQ (tile_m rows)."""
+    c = config
+    if c.consumer_warpgroups % c.key_warpgroups:
+        return [
+            f"{c.consumer_warpgroups} consumer warpgroups do not divide by the"
+            f" {c.key_warpgroups} stacked along the keys"
+        ]
+    reasons = []
+    if c.tile_n != WGMMA_ROWS * c.key_warpgroups:
+        reasons.append(
+            f"tile_n {c.tile_n} is not {WGMMA_ROWS * c.key_warpgroups}: {c.key_warpgroups}"
+            f" warpgroups of {WGMMA_ROWS} keys (wgmma)"
+        )
+    row_blocks, consumers = c.tile_m // WGMMA_ROWS, c.consumer_warpgroups
+    if c.tile_m % WGMMA_ROWS or not row_blocks:
+        reasons.append(f"tile_m {c.tile_m} is not a multiple of {WGMMA_ROWS}: dQ's rows (wgmma)")
+    elif row_blocks % consumers and consumers % row_blocks:
+        reasons.append(
+            f"tile_m {c.tile_m} is {row_blocks} times {WGMMA_ROWS} rows of dQ, which"
+            f" {consumers} consumer warpgroups cannot share evenly"
+        )
+    reasons += _size_reasons("tile_m", c.tile_m, c.key_shares, WGMMA_N_STEP)
+    shares_dq = max(c.key_shares, c.query_shares)
+    reasons += _size_reasons("head_dim", c.head_dim, shares_dq, WGMMA_K)
+    reasons += _size_reasons("head_dim_v", c.head_dim_v, c.key_shares, WGMMA_K)
+    return [*reasons, *_box_reasons("tile_n", c.tile_n), *_box_reasons("tile_m", c.tile_m)]
+
+
+def _size_reasons(name: str, size: int, shares: int, step: int) -> list[str]:
+    """Columns of a wgmma, split evenly between `shares` warpgroups."""
+    if size % (shares * step) == 0 and 0 < size <= shares * WGMMA_N_MAX:
+        return []
+    split = f" / {shares} warpgroups" if shares > 1 else ""
+    return [f"{name} {size}{split} is not a multiple of {step} in {step}..{WGMMA_N_MAX} (wgmma)"]
+
+
+def _box_reasons(name: str, size: int) -> list[str]:
+    if size <= TMA_BOX_MAX:
+        return []
+    return [f"{name} {size} exceeds the {TMA_BOX_MAX} rows of a TMA box"]
+
+
+def _shared_memory_reasons(budget: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
+    if budget.total <= arch.smem_bytes_per_block:
+        return []
+    return [
+        f"shared memory {budget} = {budget.total} B aligned exceeds the"
+        f" {arch.smem_bytes_per_block} B per block of {arch.name}"
+    ]
+
+
+def _register_reasons(config: MainConfig, budget: RegisterBudget) -> list[str]:
+    reasons = []
+    for role, count in (
+        ("producer", config.registers_producer),
+        ("consumer", config.registers_consumer),
+    ):
+        if count % SETMAXNREG_STEP or not SETMAXNREG_MIN <= count <= SETMAXNREG_MAX:
+            reasons.append(
+                f"{count} {role} registers are not a multiple of {SETMAXNREG_STEP} in"
+                f" {SETMAXNREG_MIN}..{SETMAXNREG_MAX} (setmaxnreg)"
+            )
+    if budget.claimed > budget.pool:
+        reasons.append(
+            f"the roles claim {budget.claimed} registers, {WARPGROUP_THREADS} *"
+            f" ({config.registers_producer} + {config.consumer_warpgroups} *"
+            f" {config.registers_consumer}), of {budget.pool} that {config.threads} threads"
+            " are launched with"
+        )
+    if budget.total > budget.limit:
+        reasons.append(
+            f"a consumer thread needs {budget.peak} + overhead {budget.overhead} ="
+            f" {budget.total} registers ({budget.peak.name}) and has {budget.limit}"
+        )
+    return reasons
