@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hopperflash.plan import LaunchPlan, make_plan
+from hopperflash.runtime import emulation
 from hopperflash.runtime.launch import execute
+from hopperflash.runtime.tensors import facts
 from hopperflash.streaming import streaming_attention
+
+_GRADIENTS = ("dq", "dk", "dv")
 
 
 def attention(plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,14 +39,44 @@ def attention(plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor
 
 
 class _KernelAttention(torch.autograd.Function):
-    """The forward kernels of a plan."""
+    """The kernels of a plan, forward and backward; saves q, k, v, out and lse, nothing quadratic.
+
+    The backward runs where the forward ran, also when it is called after `emulate` has ended.
+    """
 
     @staticmethod
     def forward(ctx: Any, plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        ctx.plan = plan
-        return execute(plan, q, k, v)
+        ctx.plan, ctx.session = plan, emulation.active()
+        ctx.set_materialize_grads(False)
+        results = execute(plan, {"q": q, "k": k, "v": v}, ctx.session)
+        ctx.save_for_backward(q, k, v, results["out"], results["lse"])
+        return results["out"], results["lse"]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        # Refuses with every backend's reasons: none has backward kernels yet.
-        make_plan(ctx.plan.problem, ctx.plan.arch, "backward")
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        needed = tuple(
+            name
+            for name, wanted in zip(_GRADIENTS, ctx.needs_input_grad[1:], strict=True)
+            if wanted
+        )
+        if not needed or (dout is None and dlse is None):
+            return None, None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        operands = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "out": out,
+            "dout": torch.zeros_like(out) if dout is None else dout,
+            "lse": lse,
+            "dlse": torch.zeros_like(lse) if dlse is None else dlse.contiguous(),
+        }
+        problem = replace(
+            ctx.plan.problem,
+            gradients=needed,
+            operands=tuple((name, facts(operands[name])) for name in ("q", "k", "v", "dout")),
+        )
+        plan = make_plan(problem, ctx.plan.arch, "backward")
+        gradients = execute(plan, operands, ctx.session)
+        return None, *(gradients.get(name) for name in _GRADIENTS)

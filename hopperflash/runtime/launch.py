@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from hopperflash.plan import LaunchPlan
-from hopperflash.runtime import emulation
 from hopperflash.runtime.compile import compile_kernel
-from hopperflash.runtime.tensors import allocate_results, prepare_operands
+from hopperflash.runtime.emulation import EmulationSession
+from hopperflash.runtime.tensors import allocate, prepare_operands
 
 
-def execute(plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs the plan's kernels in order; returns (out, lse).
+def execute(
+    plan: LaunchPlan, operands: Mapping[str, Tensor], session: EmulationSession | None
+) -> dict[str, Tensor]:
+    """Runs the plan's kernels in order; returns its results by name.
 
-    On a GPU they go to torch's current stream of the tensors' device and nothing synchronises.
+    Without a `session` they go to torch's current stream of the tensors' device and nothing
+    synchronises.
     """
-    session = emulation.active()
-    results = allocate_results(plan.problem, q, poison=session is not None)
+    like = operands["q"]
+    poison = session is not None
+    results = allocate(plan.results, like, poison=poison)
     arguments = {
-        **prepare_operands(plan, {"q": q, "k": k, "v": v}),
+        **prepare_operands(plan, operands),
+        **allocate(plan.workspaces, like, poison=poison),
         **results,
         "softmax_scale": plan.problem.softmax_scale,
     }
     for call in plan.calls:
         kernel = compile_kernel(call.spec)
-        operands = [arguments[name] for name in call.operands]
+        values = [arguments[name] for name in call.operands]
         if session is not None:
-            session.launch(kernel, operands)
+            session.launch(kernel, values)
         else:
             # The compiled host function takes the stream from TVM-FFI's environment, which
             # follows torch's current stream of this device.
-            with torch.cuda.device(q.device):
-                kernel(*operands)
-    return results["out"], results["lse"]
+            with torch.cuda.device(like.device):
+                kernel(*values)
+    return results

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
-from hopperflash.plan import LaunchPlan
-from hopperflash.problem import AttnProblem, OperandFacts
+from hopperflash.plan import Buffer, LaunchPlan
+from hopperflash.problem import OperandFacts
 
 _MAX_ALIGNMENT = 128
 
@@ -32,7 +34,7 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.to(dtype) if t.dtype is torch.float32 else t for t in tensors)
 
 
-def prepare_operands(plan: LaunchPlan, operands: dict[str, Tensor]) -> dict[str, Tensor]:
+def prepare_operands(plan: LaunchPlan, operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies what the plan says must be copied and normalises strides that are never used."""
     copied = {copy.operand for copy in plan.copies}
     return {
@@ -53,15 +55,20 @@ def _unused_strides_aligned(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, (*strides, 1))
 
 
-def allocate_results(problem: AttnProblem, like: Tensor, *, poison: bool) -> dict[str, Tensor]:
-    """out (batch, seqlen_q, heads_q, head_dim_v) and lse (batch, heads_q, seqlen_q) in fp32.
+def allocate(buffers: Sequence[Buffer], like: Tensor, *, poison: bool) -> dict[str, Tensor]:
+    """Contiguous tensors on the device of `like`, by name.
 
-    `poison` fills them with NaN, so that a row the kernel forgets is seen.
+    `poison` fills floating-point memory with NaN, so that a kernel that forgets to write an element
+    or reads one that nobody wrote is seen.
     """
-    p = problem
-    out = like.new_empty(p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
-    lse = like.new_empty(p.batch, p.heads_q, p.seqlen_q, dtype=torch.float32)
-    if poison:
-        out.fill_(torch.nan)
-        lse.fill_(torch.nan)
-    return {"out": out, "lse": lse}
+    tensors = {}
+    for buffer in buffers:
+        dtype = getattr(torch, buffer.dtype)
+        if buffer.zeroed:
+            tensor = like.new_zeros(buffer.shape, dtype=dtype)
+        elif poison and dtype.is_floating_point:
+            tensor = like.new_full(buffer.shape, torch.nan, dtype=dtype)
+        else:
+            tensor = like.new_empty(buffer.shape, dtype=dtype)
+        tensors[buffer.name] = tensor
+    return tensors
