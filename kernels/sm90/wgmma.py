@@ -18,6 +18,14 @@ THREADS_PER_WARPGROUP = 128
 ROWS_PER_WARPGROUP = 64
 
 
+def swizzle_kind(
+    dtype: type[cutlass.Numeric], contiguous: int, major: OperandMajorMode
+) -> warpgroup.SmemLayoutAtomKind:
+    """The widest swizzle atom that divides `contiguous` elements."""
+    extent_bytes = contiguous * dtype.width // 8
+    return next(kind for width, kind in _SWIZZLED_KINDS[major] if extent_bytes % width == 0)
+
+
 def smem_layout(
     dtype: type[cutlass.Numeric],
     shape: tuple[int, int],
@@ -30,9 +38,7 @@ def smem_layout(
     Warpgroups may split that extent into `shares`; a swizzle atom must not straddle two of them.
     """
     extent, order = (shape[1], (0, 1, 2)) if major is OperandMajorMode.K else (shape[0], (1, 0, 2))
-    contiguous_bytes = extent // shares * dtype.width // 8
-    kind = next(kind for width, kind in _SWIZZLED_KINDS[major] if contiguous_bytes % width == 0)
-    atom = warpgroup.make_smem_layout_atom(kind, dtype)
+    atom = warpgroup.make_smem_layout_atom(swizzle_kind(dtype, extent // shares, major), dtype)
     return cute.tile_to_shape(atom, (*shape, stages), order=order)
 
 

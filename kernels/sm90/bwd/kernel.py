@@ -75,7 +75,7 @@ class BackwardSm90:
         self.dtype = NUMERIC[signature.dtype]
         self.causal = signature.mask_kind is MaskKind.CAUSAL
         self.name = (
-            f"hopperflash_bwd_sm90_{signature.dtype.value}_d{config.head_dim}"
+            f"hopperflash_bwd_sm90_{signature.dtype.value}_d{config.head_dim}x{config.head_dim_v}"
             f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
             f"{'_deterministic' if config.deterministic else ''}"
         )

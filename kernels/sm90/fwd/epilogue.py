@@ -15,7 +15,9 @@ from ...common.layouts import mn_view
 from .. import copies, tma, wgmma
 from .storage import SmemTensors
 
-_FIRST_BARRIER = 1  # named barrier 0 belongs to __syncthreads
+# Named barriers; 0 belongs to __syncthreads.
+_ALL_CONSUMERS = 1
+_FIRST_WARPGROUP = 2
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class EpilogueContext:
     """Where a consumer warpgroup's rows go."""
 
     config: Constexpr[ForwardConfig]
+    own_rows: Constexpr[bool]  # a warpgroup's rows of O lie where only its own rows of Q lay
     mma_O: cute.TiledMma
     smem: SmemTensors
     tma_O: tma.TmaTensor  # (seqlen_q, head_dim_v, heads_q, batch), one warpgroup's rows a copy
@@ -62,6 +65,11 @@ def store_lse(ctx: EpilogueContext, lse: cute.Tensor):
 def store_output(ctx: EpilogueContext, acc_O: cute.Tensor):
     """A warpgroup overwrites its own rows of Q, which only its own finished GEMMs have read."""
     config = ctx.config
+    if cutlass.const_expr(not ctx.own_rows):
+        pipeline.NamedBarrier(
+            barrier_id=_ALL_CONSUMERS,
+            num_threads=config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP,
+        ).arrive_and_wait()
     sO = ctx.smem.sO[None, None, 0]
     copies.store_converted(ctx.mma_O, acc_O, sO, ctx.consumer_tidx)
 
@@ -69,7 +77,7 @@ def store_output(ctx: EpilogueContext, acc_O: cute.Tensor):
     # The TMA store reads through the async proxy what all four warps wrote.
     cute.arch.fence_view_async_shared()
     pipeline.NamedBarrier(
-        barrier_id=_FIRST_BARRIER + warpgroup_idx, num_threads=wgmma.THREADS_PER_WARPGROUP
+        barrier_id=_FIRST_WARPGROUP + warpgroup_idx, num_threads=wgmma.THREADS_PER_WARPGROUP
     ).arrive_and_wait()
 
     rows = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)

@@ -39,7 +39,13 @@ from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
 from .load import LoadContext, load
 from .mma import MmaContext, mma
-from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
+from .storage import (
+    make_pipelines,
+    rows_of_O_are_rows_of_Q,
+    smem_layouts,
+    smem_tensors,
+    storage_struct,
+)
 
 
 class KernelOperands(NamedTuple):
@@ -67,7 +73,7 @@ class ForwardSm90:
         self.dtype = NUMERIC[signature.dtype]
         self.causal = signature.mask_kind is MaskKind.CAUSAL
         self.name = (
-            f"hopperflash_fwd_sm90_{signature.dtype.value}_d{config.head_dim}"
+            f"hopperflash_fwd_sm90_{signature.dtype.value}_d{config.head_dim}x{config.head_dim_v}"
             f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
         )
 
@@ -219,6 +225,7 @@ class ForwardSm90:
             epilogue(
                 EpilogueContext(
                     config=config,
+                    own_rows=rows_of_O_are_rows_of_Q(config, dtype),
                     mma_O=mma_O,
                     smem=smem,
                     tma_O=tensors.tma_O,

@@ -61,6 +61,16 @@ def smem_layouts(config: ForwardConfig, dtype: type[cutlass.Numeric]) -> SmemLay
     )
 
 
+def rows_of_O_are_rows_of_Q(config: ForwardConfig, dtype: type[cutlass.Numeric]) -> bool:
+    """Whether a warpgroup's rows of O lie in the memory of its own rows of Q alone.
+
+    Tiles stack swizzle atoms along the rows first, so equal atoms put equal rows in equal places.
+    """
+    k_major = OperandMajorMode.K
+    kind_Q = wgmma.swizzle_kind(dtype, config.head_dim, k_major)
+    return kind_Q is wgmma.swizzle_kind(dtype, config.head_dim_v, k_major)
+
+
 def storage_struct(
     config: ForwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
 ) -> type:
