@@ -62,10 +62,10 @@ FORWARD_TILES = (
 
 BACKWARD_TILES = (
     BackwardTile(64, 64, ANY, 128, 128, 2, 2, "FA3 and FA4"),
-    BackwardTile(96, 96, ANY, 64, 128, 2, 2, "FA3 and FA4"),
-    BackwardTile(128, 128, ANY, 64, 128, 2, 2, "FA3 and FA4 causal; dQ rows come in 64s"),
-    BackwardTile(192, 192, ANY, 64, 64, 1, 2, "the largest without spills; two stages fit"),
-    BackwardTile(256, 256, ANY, 64, 64, 1, 1, "FA4 before its smaller key tiles; all that fits"),
+    BackwardTile(96, 96, ANY, 64, 128, 2, 2, "FA3 and FA4; 128 queries would need 248 registers"),
+    BackwardTile(128, 128, ANY, 64, 128, 2, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
+    BackwardTile(192, 192, ANY, 64, 64, 1, 2, "128 keys would need 296 registers"),
+    BackwardTile(256, 256, ANY, 64, 64, 1, 1, "FA4; the shared-memory limit"),
 )
 
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.

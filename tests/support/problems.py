@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hopperflash.problem import AttnOptions, AttnProblem, OperandFacts, build_problem
+from hopperflash.problem import (
+    GRADIENTS,
+    AttnOptions,
+    AttnProblem,
+    OperandFacts,
+    backward_problem,
+    build_problem,
+)
 
 
 def facts(
@@ -45,6 +52,15 @@ def problem(
         facts(s.batch, s.seqlen_k, s.heads_k, head_dim_v, device=device),
         options,
     )
+
+
+def backward(
+    given: AttnProblem, gradients: tuple[str, ...] = GRADIENTS, dout: OperandFacts | None = None
+) -> AttnProblem:
+    """The backward of `given`, with a contiguous dO unless `dout` says otherwise."""
+    shape = (given.batch, given.seqlen_q, given.heads_q, given.head_dim_v)
+    dout = dout or facts(*shape, dtype=given.dtype.value, device=given.device)
+    return backward_problem(given, [("dout", dout)], gradients)
 
 
 def with_operand(given: AttnProblem, name: str, operand: OperandFacts) -> AttnProblem:

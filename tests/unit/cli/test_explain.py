@@ -30,6 +30,13 @@ def test_prints_the_explanation_of_the_plan(mask):
     assert result.stdout == plan.explain(plan.make_plan(expected, plan.arch_of("sm_90a"))) + "\n"
 
 
+def test_direction():
+    expected = problem(Sizes(), AttnOptions(causal=True), device="cuda")
+    result = explain(*ARGUMENTS, "--causal", "--direction", "backward")
+    planned = plan.make_plan(expected, plan.arch_of("sm_90a"), "backward")
+    assert result.stdout == plan.explain(planned) + "\n"
+
+
 def test_json_holds_the_plan():
     data = json.loads(explain(*ARGUMENTS, "--json").stdout)
     assert data["backend"] == "sm90"
@@ -48,7 +55,6 @@ def test_sizes_beyond_memory_are_planned():
     [
         (["--arch", "sm_80"], "sm80: its kernels are not written yet"),
         (["--arch", "sm_70"], "unknown arch 'sm_70'"),
-        (["--direction", "backward"], "backward kernels are not written yet"),
         (["--direction", "sideways"], "give 'forward' or 'backward'"),
         (["--head-dim", "12"], "head_dim of q is 12"),
         (["--heads", "3", "--kv-heads", "2"], "not a multiple of the 2 heads of k"),

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopperflash.plan.block_range import Tiling, block_range, block_totals
+from hopperflash.plan.block_range import (
+    Tiling,
+    block_range,
+    block_totals,
+    query_block_range,
+    query_block_totals,
+)
 from hopperflash.problem import MaskSpec
 
 bounds = st.one_of(st.none(), st.integers(0, 30))
@@ -49,3 +55,53 @@ def test_causal_square_masks_only_the_diagonal(tile):
 
 def test_rows_before_the_first_key_visit_nothing():
     assert block_range(MaskSpec(None, 0), 0, Tiling(64, 16, 16, 16)).visited == 0
+
+
+@given(bounds, st.builds(Tiling, lengths, lengths, tiles, tiles))
+def test_query_blocks_are_exactly_those_that_matter(right, tiling):
+    mask = MaskSpec(None, right)
+    sq, sk = tiling.seqlen_q, tiling.seqlen_k
+    for n_block in range(tiling.n_blocks):
+        keys = range(n_block * tiling.tile_n, (n_block + 1) * tiling.tile_n)
+        visited, unmasked = [], []
+        for m_block in range(tiling.m_blocks):
+            rows = range(m_block * tiling.tile_m, min((m_block + 1) * tiling.tile_m, sq))
+            seen = [j < sk and mask.visible(i, j, sq, sk) for i in rows for j in keys]
+            visited += [m_block] if any(seen) else []
+            unmasked += [m_block] if all(seen) else []
+        blocks = query_block_range(mask, n_block, tiling)
+        assert list(range(blocks.begin, blocks.end)) == visited
+        # A block that only its own end makes whole may be masked all the same.
+        assert set(range(blocks.unmasked, blocks.end)) <= set(unmasked)
+        assert len(unmasked) - (blocks.end - blocks.unmasked) <= int(sq % tiling.tile_m > 0)
+        assert blocks.begin <= blocks.unmasked <= blocks.end
+
+
+@given(bounds, st.builds(Tiling, lengths, lengths, tiles, tiles))
+def test_both_directions_visit_the_same_blocks(right, tiling):
+    forward = block_totals(MaskSpec(None, right), tiling)
+    backward = query_block_totals(MaskSpec(None, right), tiling)
+    assert (forward.visited, forward.skipped) == (backward.visited, backward.skipped)
+
+
+@pytest.mark.parametrize(
+    ("mask", "n_block", "tiling", "expected"),
+    [
+        (MaskSpec(), 0, Tiling(100, 128, 64, 64), (0, 0, 2)),
+        (MaskSpec(), 1, Tiling(100, 127, 64, 64), (0, 2, 2)),
+        (MaskSpec(None, 0), 1, Tiling(256, 256, 64, 64), (1, 2, 4)),
+        (MaskSpec(None, 0), 0, Tiling(256, 256, 64, 128), (0, 2, 4)),
+        (MaskSpec(None, 0), 1, Tiling(256, 320, 64, 64), (0, 1, 4)),
+        (MaskSpec(None, 0), 0, Tiling(320, 256, 64, 64), (1, 2, 5)),
+        (MaskSpec(None, 0), 0, Tiling(17, 1, 64, 64), (0, 1, 1)),
+    ],
+    ids=["full", "cut keys", "diagonal", "two on the diagonal", "more keys", "more queries", "one"],
+)
+def test_query_blocks_by_hand(mask, n_block, tiling, expected):
+    blocks = query_block_range(mask, n_block, tiling)
+    assert (blocks.begin, blocks.unmasked, blocks.end) == expected
+
+
+def test_query_blocks_of_a_window_are_refused():
+    with pytest.raises(ValueError, match="left 5"):
+        query_block_range(MaskSpec(5, 0), 0, Tiling(64, 64, 16, 16))

@@ -1,74 +1,171 @@
-"""The arithmetic of budgets, the verdicts it must give, and the table it must pass."""
+"""The arithmetic of budgets, the verdicts it must give, and the tables it must pass."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from hopperflash.plan import ForwardConfig, POperand, arch_of
+from hopperflash.plan import BackwardConfig, ForwardConfig, POperand, arch_of
 from hopperflash.plan import tiles_sm90 as table
-from hopperflash.plan.budget import check, registers, shared_memory
+from hopperflash.plan.budget import registers, shared_memory
+from hopperflash.plan.feasibility import check
 from hopperflash.problem import DType, MaskKind
 
 SM90 = arch_of("sm_90a")
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED
-BASE = ForwardConfig(128, 128, 128, 128, 2, 24, 240, REGS)
+FORWARD = ForwardConfig(128, 128, 128, 128, 2, 24, 240, REGS)
+# Warpgroups stacked along the keys, P in registers; and splitting the columns, P in shared memory.
+STACKED = BackwardConfig(64, 128, 128, 128, 2, 2, 24, 240)
+SPLIT = BackwardConfig(64, 64, 192, 128, 2, 1, 24, 240)
+
+HEAD_DIM_PAIRS = list(product(table.HEAD_DIMS, table.HEAD_DIMS))
 
 
 def config(head_dim: int, tile_m: int, tile_n: int, p_operand: POperand) -> ForwardConfig:
-    tile = table.Tile(head_dim, table.FULL, tile_m, tile_n, p_operand, "test")
-    return table.forward_config(tile)
+    tile = table.ForwardTile(
+        head_dim, head_dim, table.FULL, tile_m, tile_n, p_operand, source="test"
+    )
+    return table.forward_config(tile, head_dim, head_dim)
 
 
-@pytest.mark.parametrize("dtype", DType)
-@pytest.mark.parametrize("tile", table.FORWARD_TILES, ids=str)
-def test_every_row_is_feasible(tile, dtype):
-    assert check(table.forward_config(tile), SM90, dtype).reasons == ()
+def text_of(answer) -> str:
+    assert not answer
+    return "\n".join(answer.reasons)
 
 
-@pytest.mark.parametrize("mask", [MaskKind.FULL, MaskKind.CAUSAL])
+@pytest.mark.parametrize("mask", table.ANY)
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIM_PAIRS)
+def test_every_pair_of_head_dims_is_feasible(head_dim, head_dim_v, mask):
+    forward = table.forward_tile(head_dim, head_dim_v, mask)
+    backward = table.backward_tile(head_dim, head_dim_v, mask)
+    for tile, planned in (
+        (forward, table.forward_config(forward, head_dim, head_dim_v)),
+        (backward, table.backward_config(backward, head_dim, head_dim_v)),
+    ):
+        assert (planned.head_dim, planned.head_dim_v) == (head_dim, head_dim_v)
+        assert tile.head_dim >= head_dim
+        assert tile.head_dim_v >= head_dim_v
+        for dtype in DType:
+            assert check(planned, SM90, dtype).reasons == ()
+
+
+@pytest.mark.parametrize("tiles", [table.FORWARD_TILES, table.BACKWARD_TILES])
+def test_every_row_is_used(tiles):
+    lookup = table.forward_tile if tiles is table.FORWARD_TILES else table.backward_tile
+    for tile in tiles:
+        for mask in tile.masks:
+            assert lookup(tile.head_dim, tile.head_dim_v, mask) is tile
+
+
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
-def test_every_head_dim_has_one_row_that_holds_it(head_dim, mask):
-    tile = table.forward_tile(head_dim, mask)
-    same = [t for t in table.FORWARD_TILES if t.head_dim == tile.head_dim and mask in t.masks]
-    assert same == [tile]
-    assert tile.head_dim >= head_dim
-    smaller = [t.head_dim for t in table.FORWARD_TILES if t.head_dim < tile.head_dim]
-    assert all(size < head_dim for size in smaller)
+def test_head_dims_are_padded_to_the_next_size(head_dim):
+    padded = table.padded_head_dim(head_dim)
+    assert padded >= head_dim
+    assert all(size < head_dim for size in table.HEAD_DIMS if size < padded)
+
+
+def test_head_dims_are_padded_apart():
+    tile = table.forward_tile(72, 136, MaskKind.FULL)
+    assert (tile.head_dim, tile.tile_n) == (192, 112)
+    planned = table.forward_config(tile, 72, 136)
+    assert (planned.head_dim, planned.head_dim_v) == (96, 192)
+
+
+@pytest.mark.parametrize("mask", table.ANY)
+@pytest.mark.parametrize("head_dims", [(192, 128), (136, 64)])
+def test_a_narrow_v_has_a_row_of_its_own(head_dims, mask):
+    tile = table.forward_tile(*head_dims, mask)
+    assert (tile.tile_m, tile.tile_n, tile.p_operand) == (128, 128, REGS)
 
 
 def test_head_dim_above_the_table():
     with pytest.raises(ValueError, match="head_dim 264 exceeds"):
-        table.forward_tile(264, MaskKind.FULL)
+        table.padded_head_dim(264)
+    with pytest.raises(LookupError, match="head_dim_v 264"):
+        table.backward_tile(64, 264, MaskKind.FULL)
 
 
 def test_mask_outside_the_table():
     with pytest.raises(LookupError, match="mask window"):
-        table.forward_tile(64, MaskKind.WINDOW)
+        table.forward_tile(64, 64, MaskKind.WINDOW)
+    with pytest.raises(LookupError, match="mask window"):
+        table.backward_tile(64, 64, MaskKind.WINDOW)
 
 
-def test_shared_memory_by_hand():
-    budget = shared_memory(replace(BASE, p_operand=SMEM), itemsize=2)
-    assert budget.q_and_o == 128 * 128 * 2
-    assert budget.k == budget.v == 2 * 128 * 128 * 2
-    assert budget.p == 128 * 128 * 2
-    assert budget.barriers == 10 * 8
-    assert budget.total == budget.q_and_o + budget.k + budget.v + budget.p + 1024
+def test_forward_shared_memory_by_hand():
+    budget = shared_memory(replace(FORWARD, p_operand=SMEM), itemsize=2)
+    assert budget["Q/O"] == 128 * 128 * 2
+    assert budget["K"] == budget["V"] == 2 * 128 * 128 * 2
+    assert budget["P"] == 128 * 128 * 2
+    assert budget["barriers"] == 10 * 8
+    assert budget.total == 1024 + 32768 + 65536 + 65536 + 32768
 
 
 def test_output_wider_than_query_sets_the_shared_region():
-    wide_v = shared_memory(replace(BASE, head_dim=64), itemsize=2)
-    assert wide_v.q_and_o == 128 * 128 * 2
-    assert wide_v.k == 2 * 128 * 64 * 2
+    wide_v = shared_memory(replace(FORWARD, head_dim=64), itemsize=2)
+    assert wide_v["Q/O"] == 128 * 128 * 2
+    assert wide_v["K"] == 2 * 128 * 64 * 2
 
 
-def test_registers_by_hand():
-    budget = registers(BASE, SM90)
-    assert (budget.acc_S, budget.acc_O, budget.P) == (64, 64, 32)
+def test_backward_shared_memory_by_hand():
+    budget = shared_memory(STACKED, itemsize=2)
+    assert budget["barriers"] == 2 * (1 + 2 + 2) * 8
+    assert budget["LSE"] == budget["delta"] == 2 * 64 * 4
+    assert budget["K/dK"] == budget["V/dV"] == 128 * 128 * 2
+    assert budget["Q"] == budget["dO"] == 2 * 64 * 128 * 2
+    assert budget["P"] == 0
+    assert budget["dS"] == 64 * 128 * 2
+    assert budget["dQ"] == 64 * 128 * 4
+    # The barriers' 80 bytes end at 128, the statistics at 1152, so the tiles start at 2048.
+    assert budget.total == 2048 + 4 * 32768 + 16384 + 32768
+
+
+def test_backward_shared_memory_where_p_is_shared():
+    budget = shared_memory(replace(SPLIT, stages_q=1), itemsize=2)
+    assert budget["P"] == budget["dS"] == 64 * 64 * 2
+    assert budget["K/dK"] == budget["Q"] == 64 * 192 * 2
+    assert budget["V/dV"] * 2 == budget["dO"] == 2 * 64 * 128 * 2
+    assert budget["dQ"] == 64 * 192 * 4
+    # 64 bytes of barriers end at 128, LSE of one stage at 384, delta of two at 896.
+    assert budget.total == 1024 + 2 * 24576 + 16384 + 32768 + 2 * 8192 + 49152
+
+
+def test_forward_registers_by_hand():
+    budget = registers(FORWARD, SM90)
+    (phase,) = budget.phases
+    assert phase.fragments == (("acc_S", 64), ("acc_O", 64), ("P", 32))
+    assert budget.total == 64 + 64 + 32 + 24
     assert budget.claimed == 128 * (24 + 2 * 240)
     assert budget.pool == 384 * 168
-    assert registers(replace(BASE, p_operand=SMEM), SM90).P == 0
+    assert registers(replace(FORWARD, p_operand=SMEM), SM90).peak["P"] == 0
+
+
+def test_backward_registers_by_hand():
+    budget = registers(replace(STACKED, tile_m=128), SM90)
+    softmax, gemm = budget.phases
+    assert softmax.fragments == (("acc_dV", 64), ("acc_dK", 64), ("acc_S", 64), ("acc_dP", 64))
+    assert gemm.fragments == (
+        ("acc_dV", 64),
+        ("acc_dK", 64),
+        ("acc_dQ", 64),
+        ("P", 32),
+        ("dS", 32),
+    )
+    assert budget.total == 256 + 24
+
+
+def test_the_gemms_may_need_more_registers_than_the_softmax():
+    budget = registers(SPLIT, SM90)
+    assert budget.peak.fragments == (
+        ("acc_dV", 32),
+        ("acc_dK", 48),
+        ("acc_dQ", 48),
+        ("P", 0),
+        ("dS", 0),
+    )
+    assert budget.total == 128 + 24
 
 
 # Verdicts of ptxas on altered FA4 forwards: spills and serialised wgmma where the answer is no.
@@ -99,21 +196,74 @@ def test_agrees_with_the_compiler(args, feasible):
         ({"tile_n": 272}, ["tile_n 272", "16..256"]),
         ({"head_dim": 72}, ["head_dim 72", "multiple of 16"]),
         ({"head_dim_v": 264}, ["head_dim_v 264", "16..256"]),
-        ({"stages_kv": 4}, ["295936 B", "Q/O 32768, K 131072, V 131072, P 0", "232448 B"]),
+        ({"stages_kv": 4}, ["Q/O 32768 + K 131072 + V 131072 + P 0 = 295936 B", "232448 B"]),
         ({"registers_consumer": 236}, ["236 consumer registers", "multiple of 8"]),
         ({"registers_producer": 16}, ["16 producer registers", "24..256"]),
         ({"registers_producer": 40}, ["66560 registers", "of 64512", "384 threads"]),
-        ({"tile_n": 208}, ["acc_S 104, acc_O 64, P 52, overhead 24", "244 registers", "240"]),
+        ({"tile_n": 208}, ["acc_S 104 + acc_O 64 + P 52 + overhead 24", "244 registers", "240"]),
     ],
 )
-def test_infeasible_is_refused_with_the_numbers(change, numbers):
-    answer = check(replace(BASE, **change), SM90, DType.FLOAT16)
-    assert not answer
-    text = "\n".join(answer.reasons)
+def test_infeasible_forward_is_refused_with_the_numbers(change, numbers):
+    text = text_of(check(replace(FORWARD, **change), SM90, DType.FLOAT16))
     for number in numbers:
         assert number in text
 
 
+@pytest.mark.parametrize(
+    ("given", "change", "numbers"),
+    [
+        (STACKED, {"tile_m": 80}, ["tile_m 80", "multiple of 64", "dQ's rows"]),
+        (STACKED, {"tile_m": 192}, ["3 times 64 rows of dQ", "2 consumer warpgroups"]),
+        (STACKED, {"tile_m": 384}, ["tile_m 384", "256 rows of a TMA box", "8..256"]),
+        (STACKED, {"tile_n": 96}, ["tile_n 96 is not 128", "2 warpgroups of 64 keys"]),
+        (STACKED, {"key_warpgroups": 3}, ["2 consumer warpgroups", "the 3 stacked"]),
+        (STACKED, {"head_dim": 80}, ["head_dim 80 / 2 warpgroups", "multiple of 16"]),
+        (SPLIT, {"head_dim_v": 80}, ["head_dim_v 80 / 2 warpgroups", "multiple of 16"]),
+        (SPLIT, {"tile_m": 8}, ["tile_m 8 / 2 warpgroups", "multiple of 8"]),
+        (STACKED, {"head_dim_v": 264}, ["head_dim_v 264", "16..256"]),
+        (
+            SPLIT,
+            {"head_dim": 256, "stages_q": 3},
+            ["Q 98304 + dO 32768", "dQ 65536 = 264192 B", "232448 B"],
+        ),
+        (STACKED, {"registers_producer": 40}, ["66560 registers", "of 64512"]),
+        (
+            STACKED,
+            {"tile_m": 128},
+            [
+                "acc_dV 64 + acc_dK 64 + acc_S 64 + acc_dP 64 + overhead 24 = 280 registers",
+                "(softmax) and has 240",
+            ],
+        ),
+        (
+            SPLIT,
+            {"head_dim": 256, "head_dim_v": 256, "tile_m": 128, "stages_q": 1, "stages_do": 1},
+            ["acc_dV 64 + acc_dK 64 + acc_dQ 128", "(GEMM) and has 240"],
+        ),
+    ],
+)
+def test_infeasible_backward_is_refused_with_the_numbers(given, change, numbers):
+    text = text_of(check(replace(given, **change), SM90, DType.FLOAT16))
+    for number in numbers:
+        assert number in text
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "change", "number"),
+    [
+        (96, {"tile_m": 128}, "= 248 registers"),
+        (128, {"tile_m": 80}, "dQ's rows"),
+        (128, {"tile_m": 128}, "= 280 registers"),
+        (192, {"tile_n": 128, "key_warpgroups": 2}, "= 296 registers"),
+        (256, {"stages_q": 2}, "exceeds the 232448 B"),
+    ],
+)
+def test_larger_backward_tiles_do_not_fit(head_dim, change, number):
+    tile = table.backward_tile(head_dim, head_dim, MaskKind.FULL)
+    larger = replace(table.backward_config(tile, head_dim, head_dim), **change)
+    assert number in text_of(check(larger, SM90, DType.BFLOAT16))
+
+
 def test_all_reasons_at_once():
-    answer = check(replace(BASE, tile_n=264, registers_producer=20), SM90, DType.FLOAT16)
+    answer = check(replace(FORWARD, tile_n=264, registers_producer=20), SM90, DType.FLOAT16)
     assert len(answer.reasons) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hopperflash.plan import arch_of, explain, make_plan
 from hopperflash.plan.budget import registers, shared_memory
 from hopperflash.problem import AttnOptions
-from tests.support.problems import Sizes, facts, problem, with_operand
+from tests.support.problems import Sizes, backward, facts, problem, with_operand
 
 SM90 = arch_of("sm_90a")
 
@@ -40,11 +40,65 @@ def test_launch_is_explained():
         assert words(fact) in text
 
 
+def test_backward_is_explained():
+    options = AttnOptions(causal=True, deterministic=True)
+    given = problem(Sizes(2, 1000, 1200, 8, 2, 128), options)
+    plan = make_plan(backward(given), SM90, "backward")
+    config = plan.calls[1].spec.config
+    smem, regs = shared_memory(config, 2), registers(config, SM90)
+    text = words(explain(plan))
+    for fact in (
+        "backward, bfloat16, causal mask",
+        "gradients: dq, dk, dv, deterministic",
+        plan.steps.reasons[0],
+        "BackwardPreprocess for sm_90a",
+        "delta = rowsum(dO * O) - dLSE; LSE in base 2 zeros into dq_acc",
+        "64 tiles of 16 rows x 8 heads x 2 batch = 1024 CTAs of 128 threads",
+        "BackwardSm90 for sm_90a",
+        "64 queries x 128 keys, head dims padded to 128 and 128",
+        "2 stages of Q and 2 of dO; dV and dK take P and dS from registers",
+        "warpgroup 0: warp 0 loads, warp 1 adds dQ tiles (TMA), 24 registers",
+        "warpgroups 1-2: consumers of 64 keys each (wgmma, softmax, store), 240 registers",
+        f"softmax phase: {regs.peak} + overhead 24 = {regs.total} of 240",
+        f"GEMM phase: {regs.phases[1]} + overhead",
+        f"{smem} = {smem.total} B aligned, of 232448 B per block",
+        "10 key tiles x 2 key heads x 2 batch = 40 CTAs",
+        "per query head: 104 visited (80 unmasked, 24 masked), 56 skipped",
+        "key tiles take turns in a fixed order: deterministic",
+        "dK, dV GQA: summed over the 4 query heads of a group in registers, written once;"
+        " no fp32 accumulators",
+        "BackwardPostprocess for sm_90a",
+        "dQ = softmax_scale * dq_acc, in the input dtype",
+        "63 tiles of 16 rows x 8 heads x 2 batch = 1008 CTAs of 128 threads",
+        "delta (2, 8, 1024) float32: 65,536 B",
+        "dq_turn (2, 8, 16) int32: 1,024 B, zeroed",
+        f"= {sum(buffer.nbytes for buffer in plan.workspaces):,} B",
+    ):
+        assert words(fact) in text
+
+
+def test_a_backward_says_only_what_it_does():
+    given = backward(problem(Sizes(heads_q=2, heads_k=2, head_dim=192)), ("dv",))
+    text = words(explain(make_plan(given, SM90, "backward")))
+    assert "gradients: dv backends" in text
+    assert "only dv asked for" in text
+    assert "warpgroup 0: warp 0 loads (TMA)" in text
+    assert "consumers of 64 keys and 1/2 of the columns each" in text
+    assert "dV summed in registers, written once" in text
+    assert "GEMM phase: acc_dV 48" in text
+    for absent in ("reduce-add", "zeros into", "BackwardPostprocess", "GQA", "dK,"):
+        assert absent not in text
+    free = words(explain(make_plan(backward(problem()), SM90, "backward")))
+    assert "in whatever order the key tiles come" in free
+    assert "zeroed" not in free
+
+
 def test_lines_fit_a_terminal():
     given = problem(options=AttnOptions(causal=True))
     strided = facts(2, 200, 4, 64, strides=(52800, 264, 66, 1))
     text = explain(make_plan(with_operand(given, "q", strided), SM90))
     assert "66 not a positive multiple of 8 elements" in words(text)
+    text += explain(make_plan(backward(given), SM90, "backward"))
     assert max(map(len, text.splitlines())) < 80
 
 
@@ -52,4 +106,4 @@ def test_empty_and_cpu_plans_are_explained():
     assert "without a launch" in words(explain(make_plan(problem(Sizes(seqlen_k=0)), SM90)))
     text = words(explain(make_plan(problem(device="cpu"), arch_of("cpu"), "backward")))
     assert "cpu taken: exact streaming attention in torch" in text
-    assert "sm90 no: arch cpu has no wgmma; its backward kernels are not written yet" in text
+    assert "sm90 no: arch cpu has no wgmma" in text

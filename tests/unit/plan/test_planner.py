@@ -8,11 +8,21 @@ from dataclasses import replace
 import pytest
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
-from hopperflash.plan import POperand, arch_of, make_plan, planner, sm90, supports, tiles_sm90
+from hopperflash.plan import (
+    Buffer,
+    POperand,
+    arch_of,
+    make_plan,
+    planner,
+    sm90,
+    supports,
+    tiles_sm90,
+)
 from hopperflash.plan.backends import BACKENDS
 from hopperflash.problem import AttnOptions
 from tests.support.problems import Sizes, facts, problem, with_operand
 
+DIRECTIONS = ("forward", "backward")
 SM90, SM80, CPU = arch_of("sm_90a"), arch_of("sm_80"), arch_of("cpu")
 
 
@@ -22,13 +32,23 @@ def test_hopper_forward(head_dim, causal):
     given = problem(Sizes(3, 1000, 700, 6, 2, head_dim), AttnOptions(causal=causal))
     plan = make_plan(given, SM90)
     (call,) = plan.calls
-    config = tiles_sm90.forward_config(tiles_sm90.forward_tile(head_dim, given.mask.kind))
+    tile = tiles_sm90.forward_tile(head_dim, head_dim, given.mask.kind)
+    config = tiles_sm90.forward_config(tile, head_dim, head_dim)
     assert plan.backend == "sm90"
     assert call.spec.config == config
     assert call.spec.signature == given.signature
     assert call.spec.target == "sm_90a"
     assert call.grid == (-(-1000 // config.tile_m), 6, 3)
     assert plan.copies == plan.workspaces == ()
+    assert plan.results == (
+        Buffer("out", (3, 1000, 6, head_dim), "bfloat16"),
+        Buffer("lse", (3, 6, 1000), "float32"),
+    )
+
+
+def test_head_dims_of_the_forward_are_padded_apart():
+    (call,) = make_plan(problem(Sizes(head_dim=72, head_dim_v=40)), SM90).calls
+    assert (call.spec.config.head_dim, call.spec.config.head_dim_v) == (96, 64)
 
 
 def test_plans_are_values():
@@ -57,7 +77,6 @@ def test_lengths_do_not_change_the_kernel():
     ("sizes", "options", "reason"),
     [
         (Sizes(), AttnOptions(window_size=(3, 0)), "window (left 3, right 0)"),
-        (Sizes(head_dim_v=128), None, "head_dim 64 and head_dim_v 128 differ"),
         (Sizes(), AttnOptions(softcap=30.0), "softcap 30.0"),
         (Sizes(), AttnOptions(dropout_p=0.1), "dropout_p 0.1"),
         (Sizes(), AttnOptions(alibi=True), "alibi_slopes"),
@@ -69,8 +88,9 @@ def test_lengths_do_not_change_the_kernel():
         (Sizes(seqlen_k=2**31), None, "seqlen_k 2147483648 exceeds"),
     ],
 )
-def test_hopper_refuses_each_with_its_own_reason(sizes, options, reason):
-    answer = sm90_answer(problem(sizes, options))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_hopper_refuses_each_with_its_own_reason(sizes, options, reason, direction):
+    answer = sm90_answer(problem(sizes, options), direction=direction)
     assert len(answer.reasons) == 1
     assert reason in answer.reasons[0]
 
@@ -79,8 +99,9 @@ def sm90_answer(given, arch=SM90, direction="forward"):
     return BACKENDS[0].supports(given, arch, direction)
 
 
-def test_deterministic_forward_is_honoured():
-    assert sm90_answer(problem(options=AttnOptions(deterministic=True)))
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_deterministic_is_honoured(direction):
+    assert sm90_answer(problem(options=AttnOptions(deterministic=True)), direction=direction)
 
 
 def test_refusal_lists_every_backend():
@@ -92,7 +113,7 @@ def test_refusal_lists_every_backend():
         mine = "\n".join(reason for reason in reasons if reason.startswith(f"{backend}: "))
         assert "dropout_p 0.5" in mine
         assert "alibi_slopes" in mine
-    assert "sm90: its backward kernels are not written yet" in reasons
+    assert "sm90: its kernels cannot mask a window (left 3, right 0) yet" in reasons
     assert "sm80: its kernels are not written yet" in reasons
     assert "cpu: arch is sm_90a, not cpu" in reasons
     assert supports(given, SM90, "backward").reasons == reasons
@@ -100,15 +121,25 @@ def test_refusal_lists_every_backend():
 
 
 def test_infeasible_tile_is_refused_with_its_numbers(monkeypatch):
-    row = tiles_sm90.Tile(64, tiles_sm90.ANY, 192, 256, POperand.REGISTERS, "an edit")
+    row = tiles_sm90.ForwardTile(64, 64, tiles_sm90.ANY, 192, 256, POperand.REGISTERS, "an edit")
     monkeypatch.setattr(tiles_sm90, "FORWARD_TILES", (row,))
     planner._plan.cache_clear()
     with pytest.raises(UnsupportedProblem, match="tile 192x256 at head_dim 64") as refused:
         make_plan(problem(), SM90)
-    assert "acc_S 128, acc_O 32, P 64, overhead 24" in str(refused.value)
+    assert "acc_S 128 + acc_O 32 + P 64 + overhead 24" in str(refused.value)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_infeasible_backward_tile_is_refused_with_its_numbers(monkeypatch):
+    row = tiles_sm90.BackwardTile(64, 64, tiles_sm90.ANY, 192, 128, 2, 2, "an edit")
+    monkeypatch.setattr(tiles_sm90, "BACKWARD_TILES", (row,))
+    planner._plan.cache_clear()
+    with pytest.raises(UnsupportedProblem, match="tile 192x128 at head_dim 64") as refused:
+        make_plan(problem(), SM90, "backward")
+    assert "acc_dV 32 + acc_dK 32 + acc_S 96 + acc_dP 96 + overhead 24" in str(refused.value)
+    assert make_plan(problem(), SM90)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -149,9 +180,10 @@ def test_ampere_is_refused_until_its_kernels_exist():
     assert "sm80: its kernels are not written yet" in answer.reasons
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("sizes", [Sizes(batch=0), Sizes(seqlen_q=0), Sizes(seqlen_k=0)])
-def test_empty_problems_launch_nothing(sizes):
-    plan = make_plan(problem(sizes), SM90)
+def test_empty_problems_launch_nothing(sizes, direction):
+    plan = make_plan(problem(sizes), SM90, direction)
     assert plan.backend == "sm90"
     assert plan.calls == ()
     assert "without a launch" in plan.steps.reasons[0]

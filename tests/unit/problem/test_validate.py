@@ -8,7 +8,14 @@ import pickle
 import pytest
 
 from hopperflash.errors import InvalidArgument
-from hopperflash.problem import AttnOptions, DType, MaskKind, MaskSpec, build_problem
+from hopperflash.problem import (
+    AttnOptions,
+    DType,
+    MaskKind,
+    MaskSpec,
+    backward_problem,
+    build_problem,
+)
 from tests.support.problems import Sizes, facts, problem
 
 
@@ -153,3 +160,26 @@ def test_errors_survive_pickling():
 def test_facts_of_unequal_rank_are_a_bug():
     with pytest.raises(ValueError, match="differ in rank"):
         facts(1, 2, strides=(1,))
+
+
+def test_a_backward_adds_operands_and_narrows_the_gradients():
+    given = problem(Sizes(2, 200, 300, 6, 2, 64, 128))
+    assert given.gradients == ("dq", "dk", "dv")
+    dout = facts(2, 200, 6, 128, dtype="torch.bfloat16", strides=(0, 0, 0, 0))
+    built = backward_problem(given, [("dout", dout)], ["dv", "dq"])
+    assert built.gradients == ("dq", "dv")
+    assert built.operands == (*given.operands, ("dout", dout))
+    assert built.signature == given.signature
+    assert backward_problem(given) == given
+
+
+def test_a_backward_that_does_not_fit_is_refused_with_every_reason():
+    dout = facts(2, 200, 6, 64, dtype="float32", device="cuda:0")
+    with pytest.raises(InvalidArgument) as refused:
+        backward_problem(problem(Sizes(heads_q=6, head_dim_v=128)), [("dout", dout)], ["dq", "db"])
+    assert list(refused.value.reasons) == [
+        "dout is (2, 200, 6, 64), the output's shape is (2, 200, 6, 128)",
+        "dout is float32, the output's dtype is bfloat16",
+        "dout is cuda:0, the output's device is cpu",
+        "no gradient 'db': give some of dq, dk, dv",
+    ]
