@@ -77,18 +77,21 @@ def build_problem(
 
 def backward_problem(
     forward: AttnProblem,
-    extra: Iterable[tuple[str, OperandFacts]] = (),
+    operands: Iterable[tuple[str, OperandFacts]] = (),
     gradients: Iterable[str] = GRADIENTS,
 ) -> AttnProblem:
-    """The backward of `forward`: which gradients, and the facts of "dout" (and "out") it reads.
+    """The backward of `forward`: which gradients, and the facts of operands it reads.
 
-    Raises `InvalidArgument` with every reason why those do not fit the forward's output.
+    Those named "q", "k" or "v" take the place of the forward's, which may have been saved elsewhere
+    since; "dout" and "out" come in addition. Raises `InvalidArgument` with every reason why these
+    do not fit the forward's output.
     """
-    p, wanted, extra = forward, set(gradients), tuple(extra)
+    p, wanted, given = forward, set(gradients), dict(operands)
     shape = (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
     reasons = [
         f"{name} is {found}, the output's {what} is {value}"
-        for name, facts in extra
+        for name, facts in given.items()
+        if name not in ("q", "k", "v")
         for what, found, value in (
             ("shape", facts.shape, shape),
             ("dtype", facts.dtype.removeprefix("torch."), p.dtype.value),
@@ -101,7 +104,8 @@ def backward_problem(
     if reasons:
         raise InvalidArgument("these arguments do not make a backward:", reasons)
     needed = tuple(name for name in GRADIENTS if name in wanted)
-    return replace(forward, operands=(*forward.operands, *extra), gradients=needed)
+    merged = {**dict(forward.operands), **given}
+    return replace(forward, operands=tuple(merged.items()), gradients=needed)
 
 
 def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:

@@ -171,6 +171,10 @@ def test_a_backward_adds_operands_and_narrows_the_gradients():
     assert built.operands == (*given.operands, ("dout", dout))
     assert built.signature == given.signature
     assert backward_problem(given) == given
+    moved = facts(2, 300, 2, 64, strides=(64, 128, 38400, 1))
+    operands = dict(backward_problem(built, [("k", moved)]).operands)
+    assert list(operands) == ["q", "k", "v", "dout"]
+    assert (operands["k"], operands["dout"]) == (moved, dout)
 
 
 def test_a_backward_that_does_not_fit_is_refused_with_every_reason():
