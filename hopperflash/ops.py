@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +9,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hopperflash.plan import LaunchPlan, make_plan
+from hopperflash.problem import GRADIENTS, backward_problem
 from hopperflash.runtime import emulation
 from hopperflash.runtime.launch import execute
 from hopperflash.runtime.tensors import facts
 from hopperflash.streaming import streaming_attention
-
-_GRADIENTS = ("dq", "dk", "dv")
 
 
 def attention(plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,12 +51,10 @@ class _KernelAttention(torch.autograd.Function):
         return results["out"], results["lse"]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         needed = tuple(
-            name
-            for name, wanted in zip(_GRADIENTS, ctx.needs_input_grad[1:], strict=True)
-            if wanted
+            name for name, wanted in zip(GRADIENTS, ctx.needs_input_grad[1:], strict=True) if wanted
         )
         if not needed or (dout is None and dlse is None):
             return None, None, None, None
@@ -72,11 +68,11 @@ class _KernelAttention(torch.autograd.Function):
             "lse": lse,
             "dlse": torch.zeros_like(lse) if dlse is None else dlse.contiguous(),
         }
-        problem = replace(
+        problem = backward_problem(
             ctx.plan.problem,
-            gradients=needed,
-            operands=tuple((name, facts(operands[name])) for name in ("q", "k", "v", "dout")),
+            [(name, facts(operands[name])) for name in ("q", "k", "v", "dout", "out")],
+            needed,
         )
         plan = make_plan(problem, ctx.plan.arch, "backward")
         gradients = execute(plan, operands, ctx.session)
-        return None, *(gradients.get(name) for name in _GRADIENTS)
+        return None, *(gradients.get(name) for name in GRADIENTS)

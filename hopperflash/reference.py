@@ -3,18 +3,28 @@
     S = softcap(softmax_scale * Q K^T),  P = softmax(S over visible keys),  O = P V,
     LSE = log(sum over visible keys of exp(S))
 
-Memory is O(seqlen_q * seqlen_k); `hopperflash.streaming` computes the same in O(seqlen).
+and its gradients by autograd. Memory is O(seqlen_q * seqlen_k); `hopperflash.streaming` computes the same in
+O(seqlen).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hopperflash.problem.mask import MaskSpec
+
+
+class Gradients(NamedTuple):
+    """Gradients of the operands, or something else by operand."""
+
+    dq: Tensor  # (batch, seqlen_q, heads_q, head_dim)
+    dk: Tensor  # (batch, seqlen_k, heads_k, head_dim)
+    dv: Tensor  # (batch, seqlen_k, heads_k, head_dim_v)
 
 
 def hidden_pairs(
@@ -96,6 +106,82 @@ def low_precision_attention(
         q, k, v, mask, softmax_scale, softcap, rounded=lambda x: x.to(dtype).float()
     )
     return out.to(dtype), lse
+
+
+def materialized_gradients(
+    operands: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    dlse: Tensor | None,
+    mask: MaskSpec,
+    *,
+    softmax_scale: float,
+) -> Gradients:
+    """fp64 gradients of `materialized_attention`; `dlse` is None where nothing uses the LSE."""
+    q, k, v = (x.detach().double().requires_grad_() for x in operands)
+    with torch.enable_grad():
+        results = materialized_attention(q, k, v, mask, softmax_scale=softmax_scale)
+    return _gradients(results, (q, k, v), dout, dlse)
+
+
+def low_precision_gradients(
+    operands: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    dlse: Tensor | None,
+    mask: MaskSpec,
+    *,
+    softmax_scale: float,
+) -> Gradients:
+    """Gradients of `low_precision_attention`, rounded wherever it rounds."""
+    q, k, v = (x.detach().requires_grad_() for x in operands)
+    with torch.enable_grad():
+        results = low_precision_attention(q, k, v, mask, softmax_scale=softmax_scale)
+    return _gradients(results, (q, k, v), dout, dlse)
+
+
+def gradient_terms(
+    operands: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    dlse: Tensor | None,
+    mask: MaskSpec,
+    *,
+    softmax_scale: float,
+) -> Gradients:
+    """What the magnitudes of the terms of each gradient add up to, in fp64; see `tolerance`.
+
+    The sums of a backward with every operand replaced by its absolute value, and every difference
+    by a sum: dS = P (dP + delta), delta = rowsum(P dP) + dLSE.
+    """
+    q, k, v = (x.detach().double() for x in operands)
+    batch, seqlen_q, heads_q, _ = q.shape
+    heads_k, group = k.shape[2], heads_q // k.shape[2]
+    q = q.view(batch, seqlen_q, heads_k, group, -1)
+    dout = dout.double().reshape(batch, seqlen_q, heads_k, group, -1).abs()
+    hidden = hidden_pairs(mask, seqlen_q, k.shape[1], device=q.device)
+    S = softmax_scale * torch.einsum("bqhgd,bkhd->bhgqk", q, k)
+    P = torch.softmax(S.masked_fill(hidden, -math.inf), dim=-1).masked_fill(hidden, 0.0)
+    dP = torch.einsum("bqhgd,bkhd->bhgqk", dout, v.abs())
+    delta = (P * dP).sum(-1, keepdim=True)
+    if dlse is not None:
+        delta = delta + dlse.double().abs().view(batch, heads_k, group, seqlen_q, 1)
+    dS = softmax_scale * P * (dP + delta)
+    return Gradients(
+        torch.einsum("bhgqk,bkhd->bqhgd", dS, k.abs()).flatten(2, 3),
+        torch.einsum("bhgqk,bqhgd->bkhd", dS, q.abs()),
+        torch.einsum("bhgqk,bqhgd->bkhd", P, dout),
+    )
+
+
+def _gradients(
+    results: tuple[Tensor, Tensor],
+    operands: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor,
+    dlse: Tensor | None,
+) -> Gradients:
+    out, lse = results
+    if dlse is None:
+        return Gradients(*torch.autograd.grad(out, operands, dout.to(out.dtype)))
+    incoming = (dout.to(out.dtype), dlse.to(lse.dtype))
+    return Gradients(*torch.autograd.grad((out, lse), operands, incoming))
 
 
 def _attention(

@@ -18,6 +18,11 @@ def tma_operand(dtype: type[cutlass.Numeric], shape: tuple[Any, ...]) -> Any:
     return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=_TMA_BYTES)
 
 
+def any_shape(rank: int) -> tuple[Any, ...]:
+    """A shape that no other operand shares; the last length is a multiple of 8."""
+    return (*(cute.sym_int() for _ in range(rank - 1)), cute.sym_int(divisibility=8))
+
+
 def counters(rank: int) -> Any:
     """A tensor of int32 counters of any shape."""
     shape = tuple(cute.sym_int() for _ in range(rank))

@@ -98,7 +98,7 @@ class BackwardSm90:
             operands.tma_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
             operands.tma_operand(Float32, (batch, heads_q, padded)),
             operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, q_shape),
+            operands.tma_operand(Float32, operands.any_shape(4)),
             operands.counters(3),
             operands.tma_operand(dtype, k_shape),
             operands.tma_operand(dtype, v_shape),
