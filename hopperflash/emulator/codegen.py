@@ -99,12 +99,12 @@ def _place_variables(kernel: Kernel) -> tuple[dict[str, int], int, int]:
             symbols[v.name] = local
             local += v.size
         elif v.space in ("global", "const"):
-            raise EmulationError(f"module variable {v.name} in {v.space} space is not emulated")
+            symbols[v.name] = int(kernel.arrays[v.name].ctypes.data)
     shared = (shared + 1023) // 1024 * 1024
     for v in kernel.variables.values():
         if v.space == "shared" and not v.size:
             symbols[v.name] = SHARED_BASE + shared
-    return symbols, shared, local
+    return symbols, shared, (local + 15) // 16 * 16
 
 
 def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:

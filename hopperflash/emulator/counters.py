@@ -26,6 +26,8 @@ class Counters:
     mbarrier_waits: int = 0
     ops: dict[str, int] = field(default_factory=dict)
     registers_set: list[int] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
+    """What vprintf wrote."""
 
     def add_ops(self, counts: dict[str, int], times: int) -> None:
         for name, count in counts.items():
@@ -42,7 +44,7 @@ class Counters:
         totals = {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name not in ("ops", "registers_set")
+            if f.name not in ("ops", "registers_set", "printed")
         }
         totals.update((f"op:{name}", count) for name, count in sorted(self.ops.items()))
         return totals

@@ -82,6 +82,9 @@ class Machine:
         self.param_buffer = self._pack_params()
         self.param_base = int(self.param_buffer.ctypes.data)
         memory.add(self.param_base, len(self.param_buffer), "kernel parameters")
+        for name, array in launch.kernel.arrays.items():
+            writable = launch.kernel.variables[name].space == "global"
+            memory.add(array.ctypes.data, len(array), f"variable {name}", writable)
 
     def _check_launch(self) -> None:
         launch, kernel = self.launch, self.launch.kernel

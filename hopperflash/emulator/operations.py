@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .decode import Op, decode_elementwise, unknown
 from .ops_async import ASYNC_OPS
+from .ops_call import CALL_OPS
 from .ops_memory import MEMORY_OPS
 from .ops_sync import SYNC_OPS
 from .ops_warp import WARP_OPS
 from .ptx_ir import Instruction
 
 # To add an opcode, add it to one of these tables or to ops_elementwise.ELEMENTWISE.
-EFFECTS = {**MEMORY_OPS, **ASYNC_OPS, **SYNC_OPS, **WARP_OPS}
+EFFECTS = {**MEMORY_OPS, **ASYNC_OPS, **SYNC_OPS, **WARP_OPS, **CALL_OPS}
 
 
 def decode(ins: Instruction) -> list[Op]:

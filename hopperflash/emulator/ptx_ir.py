@@ -127,6 +127,8 @@ class Kernel:
     name: str
     params: list[Param] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """Memory of the module's .global and .const variables, by name."""
     instructions: list[Instruction] = field(default_factory=list)
     reqntid: tuple[int, int, int] | None = None
     cluster: tuple[int, int, int] | None = None
