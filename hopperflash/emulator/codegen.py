@@ -15,7 +15,7 @@ from .decode import Op, RowOf
 from .errors import EmulationError
 from .memory import SHARED_BASE
 from .operations import decode
-from .ops_elementwise import Elementwise
+from .opcode_row import Elementwise
 from .ptx_ir import Immediate, Kernel, Negated, Register, Special, Symbol
 from .special import read_special
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import numeric as nm
-from .ops_elementwise import Elementwise
+from .opcode_row import Elementwise
 from .ptx_ir import Instruction
 
 _NUMPY = {
