@@ -13,9 +13,10 @@ import numpy as np
 from .codegen_values import DTYPE, immediate
 from .decode import Op, RowOf
 from .errors import EmulationError
+from .instruction_classes import class_of
 from .memory import SHARED_BASE
-from .operations import decode
 from .opcode_row import Elementwise
+from .operations import decode
 from .ptx_ir import Immediate, Kernel, Negated, Register, Special, Symbol
 from .special import read_special
 
@@ -39,6 +40,8 @@ class Segment:
     """Does something that other threads may see; a poll or a pure computation does not."""
     touched: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    """Instructions by opcode root."""
+    classes: dict[str, int] = field(default_factory=dict)
     instructions: int = 0
     mufu: int = 0
     warps_executed: int = 0
@@ -231,6 +234,8 @@ def _summarise(segment: Segment, row_of: dict[Register, int]) -> None:
         counted.add(id(op.ins))
         root = op.ins.parts[0]
         segment.counts[root] = segment.counts.get(root, 0) + 1
+        kind = class_of(op.ins)
+        segment.classes[kind] = segment.classes.get(kind, 0) + 1
         segment.mufu += ".approx" in op.ins.opcode
     segment.instructions = len(counted)
 

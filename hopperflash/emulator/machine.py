@@ -81,6 +81,7 @@ class Machine:
         self._check_launch()
         self.param_buffer = self._pack_params()
         self.param_base = int(self.param_buffer.ctypes.data)
+        memory.forget_touched()
         memory.add(self.param_base, len(self.param_buffer), "kernel parameters")
         for name, array in launch.kernel.arrays.items():
             writable = launch.kernel.variables[name].space == "global"
@@ -212,6 +213,16 @@ class Machine:
         for segment in self.program.segments:
             if segment.warps_executed:
                 self.counters.warp_instructions += segment.instructions * segment.warps_executed
-                self.counters.add_ops(segment.counts, segment.warps_executed)
+                times = segment.warps_executed
+                self.counters.add_ops(segment.counts, segment.classes, times)
                 self.counters.mufu += segment.mufu * segment.lanes_executed
                 segment.warps_executed = segment.lanes_executed = 0
+        self.counters.launches += 1
+        self._count_unique_bytes()
+
+    def _count_unique_bytes(self) -> None:
+        counters = self.counters
+        counters.unique_global_load_bytes += self.memory.loaded.count()
+        counters.unique_global_store_bytes += self.memory.stored.count()
+        loaded = counters.tma_load_bytes + counters.global_load_bytes
+        counters.global_reread_bytes = max(loaded - counters.unique_global_load_bytes, 0)

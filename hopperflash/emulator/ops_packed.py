@@ -26,8 +26,13 @@ def with_sign(fn: _Function) -> _Function:
 
 
 def _relu(fn: _Function) -> _Function:
-    """Negative results become 0, and so does NaN."""
-    return lambda *args: np.fmax(fn(*args), np.float32(0))
+    """Negative results become 0; NaN stays."""
+
+    def run(*args: Any) -> Any:
+        result = fn(*args)
+        return np.where(result < 0, result.dtype.type(0), result)
+
+    return run
 
 
 def _saturated(fn: _Function) -> _Function:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .decode import Effect, Op, RowOf, effect, unknown
-from .fragments import fragment_a, fragment_b, pack_accumulator, unpack_accumulator
 from .operands import lanes_of, one_lane_per_warp, reader, writer
-from .ptx_ir import Instruction, Negated, Pair, Vector
+from .ops_mma import decode_mma
+from .ptx_ir import Instruction, Negated, Pair
 
 
 def by_warp(g: Any, values: Any, fill: Any = 0) -> NDArray[Any]:
@@ -210,43 +210,6 @@ def decode_redux(ins: Instruction) -> Op:
         return run
 
     return effect(ins, make, writes=(dst,), reads=(src,), collective="warp")
-
-
-_MMA = re.compile(
-    r"mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.(f32|f16)\.(f16|bf16)\.(f16|bf16)\.(f32|f16)$"
-)
-
-
-def decode_mma(ins: Instruction) -> Op:
-    """mma.sync m16n8k8/k16 with 16-bit inputs and float32 accumulators."""
-    match = _MMA.match(ins.opcode)
-    if match is None or match[2] != "f32" or match[5] != "f32":
-        raise unknown(ins)
-    k, kind = int(match[1]), match[3]
-    d, a, b, c = ins.operands
-    if not all(isinstance(o, Vector) for o in (d, a, b, c)):
-        raise unknown(ins, "operands")
-
-    def make(row: RowOf) -> Effect:
-        a_rows, b_rows = [row(r) for r in a.items], [row(r) for r in b.items]
-        d_rows = [row(r) for r in d.items]
-        c_readers = [reader(i, "f", row) for i in c.items]
-        flops = 2 * 16 * 8 * k
-
-        def run(g: Any, m: Any) -> None:
-            left = fragment_a(g.U[a_rows], kind).reshape(-1, 16, k)
-            right = fragment_b(g.U[b_rows], kind)
-            addend = np.array([lanes_of(r(g), g) for r in c_readers], np.float32)
-            total = unpack_accumulator(addend)
-            total = total + (left @ right.transpose(0, 2, 1)).reshape(total.shape)
-            registers = pack_accumulator(total)
-            for r, values in zip(d_rows, registers, strict=True):
-                g.f[r][...] = values
-            g.cta.machine.counters.mma_flops += flops * (g.n // 32)
-
-        return run
-
-    return effect(ins, make, writes=(d,), reads=(a, b, c), collective="warp")
 
 
 WARP_OPS: dict[str, Callable[[Instruction], Op]] = {
