@@ -31,6 +31,8 @@ class Segment:
     ops: list[Op]
     batches: list[list[Op]] = field(default_factory=list)
     collective: str = ""
+    members: Callable[[Any], Any] | None = None
+    """Reads the member masks of the first operation; None where all lanes of a warp must come."""
     branch: int | None = None
     branch_op: Op | None = None
     exit: bool = False
@@ -154,7 +156,12 @@ def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:
 
 
 def _needs_convergence(op: Op, current: list[Op]) -> bool:
-    """A collective must not share a segment with effects that threads elsewhere may wait for."""
+    """A collective must not share a segment with effects that threads elsewhere may wait for.
+
+    One with member masks starts a segment: its masks must be known before it runs.
+    """
+    if op.members is not None:
+        return True
     return bool(op.collective) and any(o.ordered and o.collective != op.collective for o in current)
 
 
@@ -223,6 +230,8 @@ def _summarise(segment: Segment, row_of: dict[Register, int]) -> None:
     for op in ops:
         if op.collective and segment.collective != "warpgroup":
             segment.collective = op.collective
+        if op.members is not None:
+            segment.members = op.members(row_of.__getitem__)
         segment.yields |= op.yields
         segment.acts |= op.make is not None and op.ordered and not op.alone
         if not op.accumulators:

@@ -42,6 +42,8 @@ class Op:
     """Is the last of its segment."""
     collective: str = ""
     """"warp" or "warpgroup": all live threads of it must be here."""
+    members: Callable[[RowOf], Callable[[Any], Any]] | None = None
+    """Makes the reader of a warp-wide operation's member masks, None for all lanes."""
     accumulators: tuple[Register, ...] = ()
     """Registers that stay in flight until a wgmma wait."""
     fragments: tuple[Register, ...] = ()

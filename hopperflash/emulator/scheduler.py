@@ -147,7 +147,25 @@ class ClusterScheduler:
             return True
         width = 32 if kind == "warp" else 128
         needed = self._cover(fragment.threads, width) & fragment.cta.live
-        return needed == fragment.threads
+        if needed == fragment.threads:
+            return True
+        return self._members(fragment) & needed & ~fragment.threads == 0
+
+    def _members(self, fragment: Fragment) -> int:
+        """The threads in the member masks of an operation of part of a warp."""
+        read = self.program.segments[fragment.at].members
+        threads = fragment.threads
+        if read is None:
+            return -1
+        lo, hi = (threads & -threads).bit_length() - 1, threads.bit_length()
+        gang = fragment.cta.registers.gang(lo, hi)
+        gang.cta = fragment.cta
+        masks = np.broadcast_to(np.asarray(read(gang)), (gang.n,))
+        members = 0
+        for thread in range(lo, hi):
+            if threads >> thread & 1:
+                members |= int(masks[thread - lo]) << (thread & ~31)
+        return members
 
     # Execution
 
