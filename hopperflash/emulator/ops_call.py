@@ -24,14 +24,15 @@ _MAX_STRING = 1 << 16
 class _Thread:
     """Memory as one thread sees it."""
 
-    def __init__(self, gang: Any, lane: int) -> None:
-        self._gang, self._lane = gang, lane
+    def __init__(self, gang: Any, lane: int, ins: Instruction) -> None:
+        self._gang, self._lane, self._ins = gang, lane, ins
 
     def read(self, space: str, address: int, nbytes: int) -> bytes:
         """Bytes of a state space; "" is generic."""
         addresses = np.arange(address, address + nbytes, dtype=np.int64)
         lanes = np.full(nbytes, self._lane)
-        raw: bytes = self._gang.cta.load(space, addresses, 1, 1, self._gang, lanes)[0].tobytes()
+        gang = self._gang
+        raw: bytes = gang.cta.load(space, addresses, 1, 1, gang, lanes, self._ins)[0].tobytes()
         return raw
 
     def argument(self, symbol: Symbol, nbytes: int = 8) -> int:
@@ -80,9 +81,9 @@ def format_text(thread: _Thread, form: str, buffer: int) -> str:
     return _CONVERSION.sub(replace, form)
 
 
-def _threads(g: Any, m: Any) -> Iterator[_Thread]:
+def _threads(g: Any, m: Any, ins: Instruction) -> Iterator[_Thread]:
     for lane in active(m, g):
-        yield _Thread(g, int(lane))
+        yield _Thread(g, int(lane), ins)
 
 
 def decode_vprintf(ins: Instruction) -> Op:
@@ -92,7 +93,7 @@ def decode_vprintf(ins: Instruction) -> Op:
     result, form, buffer = ins.operands
 
     def run(g: Any, m: Any) -> None:
-        for thread in _threads(g, m):
+        for thread in _threads(g, m, ins):
             text = thread.string(thread.argument(form))
             printed = format_text(thread, text, thread.argument(buffer))
             g.cta.machine.counters.printed.append(printed)
@@ -101,7 +102,7 @@ def decode_vprintf(ins: Instruction) -> Op:
         if lanes.size:
             addresses = np.full(len(lanes), g.cta.symbol_address(result), np.int64)
             values = np.zeros((1, len(lanes)), np.uint32)
-            g.cta.store("local", addresses, values, g, lanes)
+            g.cta.store("local", addresses, values, g, lanes, ins)
 
     return effect(ins, lambda row: run)
 
@@ -111,7 +112,7 @@ def decode_assertfail(ins: Instruction) -> Op:
 
     def make(row: RowOf) -> Effect:
         def run(g: Any, m: Any) -> None:
-            for thread in _threads(g, m):
+            for thread in _threads(g, m, ins):
                 message, file = (thread.string(thread.argument(o)) for o in ins.operands[:2])
                 line = thread.argument(ins.operands[2], 4)
                 raise EmulationError(f"assertion failed at {file}:{line}: {message}")

@@ -78,7 +78,7 @@ def decode_ld(ins: Instruction) -> Op:
                 return
             addrs = at(g)
             values = g.cta.load(space, addrs if lanes is None else addrs[lanes], size, count, g,
-                                lanes)  # fmt: skip
+                                lanes, ins)  # fmt: skip
             for (write, view), value in zip(writers, values, strict=True):
                 value = _extend(value, view, signed)
                 if lanes is None:
@@ -152,7 +152,7 @@ def decode_st(ins: Instruction) -> Op:
                 values[i] = read(g).astype(kind)
             if lanes is not None:
                 addrs, values = addrs[lanes], values[:, lanes]
-            g.cta.store(space, addrs, values, g, lanes)
+            g.cta.store(space, addrs, values, g, lanes, ins)
 
         return run
 
@@ -206,9 +206,9 @@ def decode_atomic(ins: Instruction) -> Op:
             for lane in lanes:
                 for c in range(count):
                     a = addrs[lane : lane + 1] + c * size
-                    before = g.cta.load(space, a, size, 1, g, lane[None])[0]
+                    before = g.cta.load(space, a, size, 1, g, lane[None], ins)[0]
                     after = update(before, *(group[c][lane : lane + 1] for group in values))
-                    g.cta.store(space, a, after.reshape(1, 1), g, lane[None])
+                    g.cta.store(space, a, after.reshape(1, 1), g, lane[None], ins)
                     old[c, lane] = before[0]
             for c, write in enumerate(writers):
                 write(g, old[c], m)
@@ -273,17 +273,20 @@ def decode_matrix(ins: Instruction) -> Op:
             flat: NDArray[np.int64] = np.moveaxis(elements, 0, 1).reshape(count, -1)
             return flat
 
+        def lanes_of_words(g: Any) -> NDArray[np.int64]:
+            return np.tile(np.repeat(np.arange(g.n), per_register), count)
+
         def load(g: Any, m: Any) -> None:
             addrs = addresses(g)
-            words = g.cta.load("shared", addrs.reshape(-1), size, 1, g, None)[0]
+            words = g.cta.load("shared", addrs.reshape(-1), size, 1, g, lanes_of_words(g), ins)[0]
             words = np.ascontiguousarray(words.reshape(count, -1)).view(np.uint32)
             for i, r in enumerate(rows):
                 g.u[r][...] = words[i]
 
         def store(g: Any, m: Any) -> None:
             words = np.ascontiguousarray(g.U[rows]).view(unsigned(size))
-            lanes = np.tile(np.repeat(np.arange(g.n), per_register), count)
-            g.cta.store("shared", addresses(g).reshape(-1), words.reshape(1, -1), g, lanes)
+            to = addresses(g).reshape(-1)
+            g.cta.store("shared", to, words.reshape(1, -1), g, lanes_of_words(g), ins)
 
         return load if loads else store
 
@@ -314,7 +317,7 @@ def decode_cp_async(ins: Instruction) -> Op:
             if not lanes.size:
                 return
             sizes = None if valid is None else lanes_of(valid(g), g)[lanes].astype(np.int64)
-            g.cta.copy_async(g, lanes, to(g)[lanes], frm(g)[lanes], nbytes.value, sizes)
+            g.cta.copy_async(g, lanes, to(g)[lanes], frm(g)[lanes], nbytes.value, sizes, ins)
 
         return run
 

@@ -63,8 +63,10 @@ def decode_mbarrier(ins: Instruction) -> Op:
     return decoder(ins)
 
 
-def _mbarrier_update(apply: Callable[[Any, int, int], Any]) -> Callable[[Instruction], Op]:
-    """[address], value: `apply(cta, address, value)` once per active lane group and lane."""
+def _mbarrier_update(
+    apply: Callable[[Any, Instruction, int, int], Any],
+) -> Callable[[Instruction], Op]:
+    """[address], value: `apply(cta, ins, address, value)` once per active lane."""
 
     def decode(ins: Instruction) -> Op:
         address, *rest = ins.operands
@@ -76,7 +78,7 @@ def _mbarrier_update(apply: Callable[[Any, int, int], Any]) -> Callable[[Instruc
             def run(g: Any, m: Any) -> None:
                 for group in _groups(g, m, at(g), read(g)):
                     for _ in group.lanes:
-                        apply(g.cta, *group.values)
+                        apply(g.cta, ins, *group.values)
 
             return run
 
@@ -94,16 +96,19 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
         def make(row: RowOf) -> Effect:
             at = address_reader(address, row)
             default: Any = np.uint32(0 if with_tx else 1)
+            relaxed = "relaxed" in ins.parts
             read = reader(rest[0], "u", row) if rest else (lambda g: default)
             write = writer(state, "q", row)
 
             def run(g: Any, m: Any) -> None:
                 tokens = np.zeros(g.n, np.uint64)
-                g.cta.release(g, m)
                 for group in _groups(g, m, at(g), read(g)):
                     where, value = group.values
+                    barrier = g.cta.mbarrier(where)
+                    g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
+                    if not relaxed:
+                        g.cta.order.release(g, group.lanes, barrier.arrivals)
                     for lane in group.lanes:
-                        barrier = g.cta.mbarrier(where)
                         if with_tx:
                             barrier.expect_tx(value)
                         arrive = barrier.drop if drop else barrier.arrive
@@ -117,53 +122,67 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
     return decode
 
 
-def _wait(may_block: bool) -> Callable[[Instruction], Op]:
-    def decode(ins: Instruction) -> Op:
-        flag, address, phase = ins.operands[:3]
-        parity = "parity" in ins.parts
+def _wait(ins: Instruction) -> Op:
+    flag, address, phase = ins.operands[:3]
+    parity, relaxed = "parity" in ins.parts, "relaxed" in ins.parts
 
-        def make(row: RowOf) -> Effect:
-            at = address_reader(address, row)
-            read = reader(phase, "u" if parity else "q", row)
-            target = row(flag)
+    def make(row: RowOf) -> Effect:
+        at = address_reader(address, row)
+        read = reader(phase, "u" if parity else "q", row)
+        target = row(flag)
 
-            def run(g: Any, m: Any) -> list[Block]:
-                blocks = []
-                g.cta.machine.counters.mbarrier_waits += 1
-                for group in _groups(g, m, at(g), read(g)):
-                    where, value = group.values
-                    barrier = g.cta.mbarrier(where)
-                    lanes = slice(None) if group.everyone and m is None else group.lanes
-                    bits = value if parity else value & 1
-                    passed = barrier.passed(bits)
-                    g.p[target][lanes] = passed
-                    if not passed:
-                        wait = MBarrierWait(barrier, bits, g.p[target], lanes, may_block)
-                        blocks.append(Block(group.lanes, wait))
-                return blocks
+        def run(g: Any, m: Any) -> list[Block]:
+            blocks = []
+            g.cta.machine.counters.mbarrier_waits += 1
+            for group in _groups(g, m, at(g), read(g)):
+                where, value = group.values
+                barrier = g.cta.mbarrier(where)
+                lanes = slice(None) if group.everyone and m is None else group.lanes
+                bits = value if parity else value & 1
+                g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
+                passed = barrier.passed(bits)
+                g.p[target][lanes] = passed
+                if not passed:
+                    wait = MBarrierWait(barrier, bits, g.p[target], lanes, relaxed)
+                    blocks.append(Block(group.lanes, wait))
+                elif not relaxed:
+                    g.cta.order.acquire(g, group.lanes, barrier.done)
+            return blocks
 
-            return run
+        return run
 
-        return effect(ins, make, writes=(flag,), reads=(address, phase), alone=True)
-
-    return decode
+    return effect(ins, make, writes=(flag,), reads=(address, phase), alone=True)
 
 
-def _init(cta: Any, address: int, count: int) -> None:
-    cta.init_mbarrier(address, count)
+def _init(ins: Instruction) -> Op:
+    address, count = ins.operands
+
+    def make(row: RowOf) -> Effect:
+        at, read = address_reader(address, row), reader(count, "u", row)
+
+        def run(g: Any, m: Any) -> None:
+            addresses, counts = at(g), read(g)
+            for lane in active(m, g):
+                where = int(addresses[lane])
+                barrier = g.cta.init_mbarrier(where, scalar_at(counts, lane), ins)
+                g.cta.order.init_mbarrier(g, int(lane), barrier)
+
+        return run
+
+    return effect(ins, make, reads=(address, count))
 
 
 _MBARRIER: dict[str, Callable[[Instruction], Op]] = {
-    "init": _mbarrier_update(_init),
-    "inval": _mbarrier_update(lambda cta, address, _: cta.drop_mbarrier(address)),
-    "expect_tx": _mbarrier_update(lambda cta, a, n: cta.mbarrier(a).expect_tx(n)),
-    "complete_tx": _mbarrier_update(lambda cta, a, n: cta.mbarrier(a).complete_tx(n)),
+    "init": _init,
+    "inval": _mbarrier_update(lambda cta, ins, address, _: cta.drop_mbarrier(address)),
+    "expect_tx": _mbarrier_update(lambda cta, ins, a, n: cta.mbarrier(a).expect_tx(n)),
+    "complete_tx": _mbarrier_update(lambda cta, ins, a, n: cta.mbarrier(a).complete_tx(n)),
     "arrive": _arrive(drop=False, with_tx=False),
     "arrive.expect_tx": _arrive(drop=False, with_tx=True),
     "arrive_drop": _arrive(drop=True, with_tx=False),
     "arrive_drop.expect_tx": _arrive(drop=True, with_tx=True),
-    "test_wait": _wait(may_block=False),
-    "try_wait": _wait(may_block=True),
+    "test_wait": _wait,
+    "try_wait": _wait,
 }
 
 
@@ -188,9 +207,11 @@ def decode_bar(ins: Instruction) -> Op:
         def run(g: Any, m: Any) -> list[Block]:
             blocks = []
             for group in _groups(g, m, read_number(g), read_count(g)):
-                barrier, generation = g.cta.arrive_at_barrier(g, group.lanes, *group.values)
+                barrier, generation, point = g.cta.arrive_at_barrier(g, group.lanes, *group.values)
                 if waits and barrier.generation == generation:
-                    blocks.append(Block(group.lanes, BarrierWait(barrier, generation)))
+                    blocks.append(Block(group.lanes, BarrierWait(barrier, generation, point)))
+                elif waits:
+                    g.cta.order.acquire(g, group.lanes, point)
             return blocks
 
         return run
@@ -203,19 +224,22 @@ def _decode_cluster_barrier(ins: Instruction) -> Op:
     if action not in ("arrive", "wait"):
         raise unknown(ins)
     _check_modifiers(ins, 3)
+    relaxed = "relaxed" in ins.parts
 
     def arrive(g: Any, m: Any) -> list[Block]:
-        g.cta.arrive_at_cluster(g, active(m, g))
+        g.cta.arrive_at_cluster(g, active(m, g), relaxed)
         return []
 
     def wait(g: Any, m: Any) -> list[Block]:
         waiting = g.cta.cluster_phases(g, active(m, g))
         barrier = g.cta.cluster_barrier
-        return [
-            Block(lanes, ClusterWait(barrier, phase))
-            for phase, lanes in waiting
-            if barrier.phase == phase
-        ]
+        blocks = []
+        for phase, lanes in waiting:
+            if barrier.phase == phase:
+                blocks.append(Block(lanes, ClusterWait(barrier, phase)))
+            else:
+                g.cta.order.acquire(g, lanes, barrier.done)
+        return blocks
 
     return effect(
         ins, lambda row: arrive if action == "arrive" else wait, alone=True, collective="warp"
@@ -230,11 +254,16 @@ def decode_fence(ins: Instruction) -> Op:
         ins.opcode,
     ):
         raise unknown(ins)
-    if not ins.opcode.startswith("fence.proxy.async"):
+    proxy = ins.opcode.startswith("fence.proxy.async")
+    if not proxy and "mbarrier_init" not in ins.opcode:
         return effect(ins, lambda row: lambda g, m: None)
 
     def run(g: Any, m: Any) -> None:
-        g.cta.proxy.fence(warp for warp, _ in one_lane_per_warp(m, g))
+        lanes = active(m, g)
+        if lanes.size:
+            g.cta.fence_mbarriers()
+            if proxy:
+                g.cta.order.fence(g, lanes)
 
     return effect(ins, lambda row: run)
 
@@ -246,6 +275,8 @@ def decode_setmaxnreg(ins: Instruction) -> Op:
 
     def run(g: Any, m: Any) -> None:
         g.cta.machine.counters.set_registers(count.value)
+        for warp, _ in one_lane_per_warp(m, g):
+            g.cta.pool.set(warp, count.value, ins)
 
     return effect(ins, lambda row: run)
 

@@ -32,6 +32,9 @@ _REG_DECL = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
 _CALL = re.compile(r"(?:(\([^)]*\))\s*,\s*)?([\w$%]+)\s*(?:,\s*(\([^)]*\))\s*)?(,.*)?$", re.S)
 _INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _DIRECTIVES = (".pragma", ".loc", ".file", ".section", ".weak", ".extern", ".callseq")
+# Directives that end with their line.
+_LINE = re.compile(r"\.(loc|file)\b[^\n]*")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 _MAX_CALL_DEPTH = 32
 # A label that no text can hold.
 _RETURN = "<return>"
@@ -88,8 +91,12 @@ class _Scope:
 class BodyParser:
     """Appends the instructions of a kernel to it, with device functions inlined at each call."""
 
-    def __init__(self, kernel: Kernel, functions: Mapping[str, Function]) -> None:
+    def __init__(
+        self, kernel: Kernel, functions: Mapping[str, Function], files: Mapping[int, str]
+    ) -> None:
         self.kernel = kernel
+        self.files = files
+        self.source = ""
         self.functions = functions
         self.params = {p.name for p in kernel.params}
         self.scopes = 0
@@ -137,11 +144,11 @@ class BodyParser:
             text = text[match.end() :]
         opcode, rest = [*text.split(None, 1), ""][:2]
         root = opcode.split(".")[0]
-        instruction = Instruction(opcode, (), guard, negated, self.line, original)
+        instruction = self._instruction(opcode, (), guard, negated, original)
         if root == "bra":
             self.branches.append((instruction, self.scope, rest.strip()))
         elif root == "ret" and self.calls:
-            instruction = Instruction("bra", (), guard, negated, self.line, original)
+            instruction = self._instruction("bra", (), guard, negated, original)
             self.branches.append((instruction, self.scope, _RETURN))
         elif root == "call":
             self._call(instruction, rest)
@@ -149,8 +156,13 @@ class BodyParser:
         else:
             operands = tuple(self._operand(t, original) for t in _split(rest))
             opcode = _in_call_parameters(opcode, operands, inlined=bool(self.calls))
-            instruction = Instruction(opcode, operands, guard, negated, self.line, original)
+            instruction = self._instruction(opcode, operands, guard, negated, original)
         self.kernel.instructions.append(instruction)
+
+    def _instruction(
+        self, opcode: str, operands: tuple[Any, ...], guard: Any, negated: bool, text: str
+    ) -> Instruction:
+        return Instruction(opcode, operands, guard, negated, self.line, text, self.source)
 
     def _call(self, instruction: Instruction, text: str) -> None:
         """Inlines a device function; its parameters are the caller's `.param` variables."""
@@ -163,12 +175,14 @@ class BodyParser:
         if function.body is None:
             operands = tuple(self._operand(t, instruction.text) for t in given)
             self.kernel.instructions.append(
-                Instruction(f"call.{name}", operands, None, False, self.line, instruction.text)
+                self._instruction(f"call.{name}", operands, None, False, instruction.text)
             )
             return
         if name in self.calls or len(self.calls) >= _MAX_CALL_DEPTH:
             raise UnknownInstruction(f"{instruction.where}: recursive calls are not emulated")
-        formal = [p.name for group in (function.returns, function.params) for p in parameters(group)]
+        formal = [
+            p.name for group in (function.returns, function.params) for p in parameters(group)
+        ]
         actual = [self.scope.symbol(t) for t in given]
         if len(formal) != len(actual) or None in actual:
             raise UnknownInstruction(f"{instruction.where}: arguments must be .param variables")
@@ -195,6 +209,9 @@ class BodyParser:
         elif text.startswith(".param"):
             for param in parameters(text):
                 self._declare_call_parameter(param)
+        elif match := _LOC.match(text):
+            name = self.files.get(int(match[1]), "")
+            self.source = f"{name}:{match[2]}" if name else ""
         elif not text.startswith(_DIRECTIVES):
             raise UnknownInstruction(f"PTX line {self.line}: {text}: directive")
 
@@ -316,6 +333,9 @@ def _statements(body: str, line: int) -> Iterator[tuple[str, int]]:
             position += 1
         elif char == ";":
             position += 1
+        elif directive := _LINE.match(body, position):
+            yield directive.group().strip(), line
+            position = directive.end()
         elif label := _LABEL.match(body, position):
             yield label.group(1) + ":", line
             position = label.end()

@@ -88,6 +88,8 @@ class Instruction:
     guard_negated: bool
     line: int
     text: str
+    source: str = ""
+    """Python file and line, where the PTX has line information."""
     parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class Instruction:
     @property
     def where(self) -> str:
         text = self.text if len(self.text) <= 160 else self.text[:157] + "..."
-        return f"PTX line {self.line}: {text}"
+        return f"PTX line {self.line}: {text}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Kernel:
     """Memory of the module's .global and .const variables, by name."""
     instructions: list[Instruction] = field(default_factory=list)
     reqntid: tuple[int, int, int] | None = None
+    maxnreg: int = 0
+    minnctapersm: int = 0
     cluster: tuple[int, int, int] | None = None
     # Filled by the code generator on first launch; a later launch of the same kernel reuses it.
     program: Any = None

@@ -19,6 +19,7 @@ _FUNCTION = re.compile(
     r"\.(?:(?P<entry>entry)|func)\s*(?P<returns>\([^)]*\))?\s*(?P<name>[\w$]+)\s*"
     r"(?P<params>\([^)]*\))?(?P<directives>[^{;]*)(?P<end>[{;])"
 )
+_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _BRACE = re.compile(r"[{}]")
 _ARRAY_ALIGNMENT = 256
 
@@ -31,14 +32,17 @@ def parse_module(ptx: str) -> Module:
     functions, entries = _functions(text)
     variables = list(_variables_between(text, [*functions.values(), *entries]))
     arrays = {v.name: _array(v) for v in variables if v.space in ("global", "const")}
+    files = {int(n): name for n, name in _FILE.findall(text)}
     kernels: dict[str, Kernel] = {}
     for entry in entries:
         kernel = Kernel(entry.name, list(parameters(entry.params)))
         kernel.reqntid = _extents(entry.directives, "reqntid")
+        kernel.maxnreg = (_extents(entry.directives, "maxnreg") or (0,))[0]
+        kernel.minnctapersm = (_extents(entry.directives, "minnctapersm") or (0,))[0]
         kernel.cluster = _extents(entry.directives, "reqnctapercluster")
         kernel.variables = {v.name: v for v in variables}
         kernel.arrays = arrays
-        BodyParser(kernel, functions).parse(entry)
+        BodyParser(kernel, functions, files).parse(entry)
         kernels[kernel.name] = kernel
     return Module(
         kernels,
