@@ -16,6 +16,7 @@ from .opcode_row import BANK_OF_VIEW, VIEW_OF_TYPE, Elementwise, View
 from .ops_bits import bit_rows, integer_rows, predicate_rows
 from .ops_packed import dot_rows, half_rows, pair_rows, with_sign
 
+
 def _table() -> dict[str, Elementwise]:
     table: dict[str, Elementwise] = {}
     _integer_rows(table)
