@@ -17,6 +17,7 @@ from .counters import Counters
 from .cta import Cta, Index3
 from .errors import EmulationError
 from .hazards import HazardLog
+from .limits import check_launch
 from .memory import GlobalMemory
 from .ptx_ir import Kernel
 from .register_rules import registers_at_entry
@@ -104,11 +105,7 @@ class Machine:
 
     def _check_launch(self) -> None:
         launch, kernel = self.launch, self.launch.kernel
-        required = kernel.reqntid
-        if required is not None and required != tuple(launch.block):
-            raise EmulationError(f"{kernel.name}: block {launch.block}, .reqntid {required}")
-        if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
-            raise EmulationError(f"grid {launch.grid} is no multiple of {launch.cluster}")
+        check_launch(launch, self.program.shared_static)
         if len(launch.params) != len(kernel.params):
             raise EmulationError(
                 f"{kernel.name}: {len(launch.params)} parameters, {len(kernel.params)} expected"

@@ -196,7 +196,7 @@ class Ordering(NoOrdering):
         first = self._first + 4 * group
         actor = Actor(
             self._tracker.entity("wgmma", first), clock,
-            f"warpgroup {self._tracker.warp_name(first)}+3", first, ins,
+            f"the warpgroup of {self._tracker.warp_name(first)}", first, ins,
         )  # fmt: skip
         self.shadow.wgmma_read(a, b, every, actor, slice(first, first + 4))
 

@@ -97,7 +97,7 @@ class Instruction:
 
     @property
     def where(self) -> str:
-        text = self.text if len(self.text) <= 160 else self.text[:157] + "..."
+        text = self.text if len(self.text) <= 120 else self.text[:117] + "..."
         return f"PTX line {self.line}: {text}" + (f" ({self.source})" if self.source else "")
 
 
