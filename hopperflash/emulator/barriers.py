@@ -90,6 +90,8 @@ class NamedBarrier:
     arrived: int = 0
     generation: int = 0
     warps: list[int] = field(default_factory=list)
+    votes: dict[int, list[int]] = field(default_factory=dict)
+    """True predicates and threads of each generation that reduces, see bar.red."""
     point: SyncPoint = field(default_factory=SyncPoint)
     """What the arrivals of this generation made known."""
 

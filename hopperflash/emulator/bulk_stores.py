@@ -45,7 +45,11 @@ class AsyncStore:
         if not self._written:
             self._written = True
             assert self._packed is not None
-            self.cta.machine.counters.tma_store_bytes += self._scatter(self._packed)
+            stored = self._scatter(self._packed)
+            counters = self.cta.machine.counters
+            counters.tma_store_bytes += stored
+            if self.ins.parts[1] == "reduce":
+                counters.tma_reduce_bytes += stored
 
     def _gather(self) -> Bytes:
         raise NotImplementedError

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .address_spaces import parts, space_of
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .bulk_stores import BulkGroups
 from .clocks import SyncPoint
@@ -14,7 +16,7 @@ from .codegen import param_offset
 from .copy_groups import Copy, CopyGroups
 from .decode import Op
 from .errors import AddressError, BarrierError
-from .memory import CLUSTER_SHIFT, LOCAL_BASE, SHARED_LIMIT, SharedMemory
+from .memory import CLUSTER_SHIFT, LOCAL_BASE, SharedMemory, unsigned
 from .ordering import NoOrdering, Ordering
 from .ptx_ir import Instruction, Symbol
 from .register_rules import FenceState, RegisterPool
@@ -104,7 +106,14 @@ class Cta:
         ins: Instruction,
     ) -> NDArray[Any]:  # fmt: skip
         """Values [count, lanes] of a state space; "" is generic."""
-        space = space or _space_of(addrs)
+        mixed = parts(space, addrs)
+        if mixed is not None:
+            gathered = np.empty((count, len(addrs)), unsigned(size))
+            for part, index in mixed:
+                at = index if lanes is None else lanes[index]
+                gathered[:, index] = self.load(part, addrs[index], size, count, g, at, ins)
+            return gathered
+        space = space or space_of(addrs)
         counters = self.machine.counters
         nbytes = len(addrs) * size * count
         if space == "shared":
@@ -124,7 +133,13 @@ class Cta:
         ins: Instruction,
     ) -> None:  # fmt: skip
         """Store [count, lanes] into a state space; "" is generic."""
-        space = space or _space_of(addrs)
+        mixed = parts(space, addrs)
+        if mixed is not None:
+            for part, index in mixed:
+                at = index if lanes is None else lanes[index]
+                self.store(part, addrs[index], values[:, index], g, at, ins)
+            return
+        space = space or space_of(addrs)
         counters = self.machine.counters
         if space == "shared":
             counters.shared_store_bytes += values.nbytes
@@ -137,6 +152,26 @@ class Cta:
         else:
             counters.global_store_bytes += values.nbytes
             self.machine.memory.store(addrs, values)
+
+    def atomic(
+        self, space: str, addrs: Lanes, size: int, update: Callable[[Any], Any], g: Any,
+        lanes: Lanes, ins: Instruction,
+    ) -> NDArray[Any]:  # fmt: skip
+        """Read-modify-write of lanes at different addresses; the old values."""
+        space = space or space_of(addrs)
+        counters = self.machine.counters
+        place, memory, local = self, self.machine.memory, addrs
+        if space == "shared":
+            place, local = self.place_of(addrs)
+            memory = place.shared
+            counters.shared_load_bytes += len(addrs) * size
+            counters.shared_store_bytes += len(addrs) * size
+            self.order.access(place, local, size, g, lanes, ins, write=True)
+        else:
+            counters.global_atomic_bytes += len(addrs) * size
+        old: NDArray[Any] = memory.load(local, size, 1)[0]
+        memory.store(local, update(old)[None, :])
+        return old
 
     def place_of(self, addrs: Lanes) -> tuple[Cta, Lanes]:
         """The CTA that the shared addresses of all lanes name, and its own addresses."""
@@ -317,10 +352,3 @@ class Cta:
                 )  # fmt: skip
         self.order.finish(list(self._mbarriers.values()))
         self.pool.finish()
-
-
-def _space_of(addrs: Lanes) -> str:
-    first = int(addrs[0])
-    if 0 <= first < SHARED_LIMIT:
-        return "shared"
-    return "local" if first >= LOCAL_BASE else "global"

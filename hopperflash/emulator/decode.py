@@ -13,8 +13,8 @@ import numpy as np
 from .errors import UnknownInstruction
 from .memory import LOCAL_BASE
 from .numeric import lookup3
-from .ops_convert import PACKING, convert
 from .opcode_row import BANK_OF_VIEW, VIEW_OF_TYPE, Elementwise
+from .ops_convert import PACKING, convert
 from .ops_elementwise import ELEMENTWISE, setp
 from .ptx_ir import Address, Immediate, Instruction, Negated, Pair, Register, Sink, Vector
 

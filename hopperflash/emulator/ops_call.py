@@ -69,7 +69,7 @@ def format_text(thread: _Thread, form: str, buffer: int) -> str:
         if kind in "aA":
             raise EmulationError("printf: %a is not emulated")
         if kind in "eEfFgG":
-            return f"%{flags}{kind}" % np.frombuffer(take(8), np.float64)[0]
+            return f"%{flags}{kind}" % float(np.frombuffer(take(8), np.float64)[0])
         if kind == "s":
             return f"%{flags}s" % thread.string(int.from_bytes(take(8), "little"))
         if kind == "p":

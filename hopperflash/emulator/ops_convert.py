@@ -102,9 +102,9 @@ def _to_wide_float(target: Any, source: str, mode: str, sat: bool) -> _Function:
         return lambda x: integral(x).astype(target)
     if sat:
         return lambda x: nm.saturate(x.astype(target))
-    if source in ("u64", "s64") or (source in _NUMPY and mode not in ("", "rn")):
-        if source not in _FLOATS and target is np.float32:
-            return rounding.integer_to_float(mode or "rn", target)
+    directed = mode not in ("", "rn")
+    if target is np.float32 and source not in _FLOATS and (directed or source[1:] == "64"):
+        return rounding.integer_to_float(mode or "rn", target)
     if source == "f64" and target is np.float32 and mode in ("rz", "rm", "rp"):
         return lambda x: rounding.narrow(x, mode)
     return lambda x: x.astype(target)

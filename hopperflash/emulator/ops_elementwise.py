@@ -63,8 +63,8 @@ def _float_rows(table: dict[str, Elementwise]) -> None:
             for ftz in ("", ".ftz") if t == "f32" else ("",):
                 _float_arithmetic(table, f"{direction}{ftz}", t, v)
         for ftz in ("", ".ftz") if t == "f32" else ("",):
-            for name, fn in (("min", np.fmin), ("max", np.fmax)):
-                table[f"{name}{ftz}.xorsign.abs.{t}"] = Elementwise(v, v * 2, with_sign(fn))
+            table[f"min{ftz}.xorsign.abs.{t}"] = Elementwise(v, v * 2, with_sign(np.fmin))
+            table[f"max{ftz}.xorsign.abs.{t}"] = Elementwise(v, v * 2, with_sign(np.fmax))
             table[f"min{ftz}.{t}"] = Elementwise(v, v * 2, np.fmin, True)
             table[f"max{ftz}.{t}"] = Elementwise(v, v * 2, np.fmax, True)
             table[f"min{ftz}.NaN.{t}"] = Elementwise(v, v * 2, np.minimum, True)
@@ -198,6 +198,10 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def _after(load: Callable[..., Any], compare: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: compare(load(np.asarray(a)), load(np.asarray(b)))
+
+
 def setp(parts: tuple[str, ...], inverted: bool) -> Elementwise | None:
     """setp.CMP[.BOOL][.ftz].TYPE; `inverted` gives the second destination."""
     kind = parts[-1]
@@ -208,12 +212,9 @@ def setp(parts: tuple[str, ...], inverted: bool) -> Elementwise | None:
     if v is None or compare is None or len(mods) > 1 or (mods and mods[0] not in _COMBINE):
         return None
     if kind in ("f16", "bf16"):
-        load = nm.bf16_to_f32 if kind == "bf16" else nm.f16_to_f32
-        base = compare
-        compare = lambda a, b: base(load(np.asarray(a)), load(np.asarray(b)))  # noqa: E731
+        compare = _after(nm.bf16_to_f32 if kind == "bf16" else nm.f16_to_f32, compare)
     if kind == "f32" and "ftz" in parts:
-        exact = compare
-        compare = lambda a, b: exact(nm.flush(np.asarray(a)), nm.flush(np.asarray(b)))  # noqa: E731
+        compare = _after(nm.flush, compare)
     if not mods:
         if inverted:
             return Elementwise("p", v * 2, lambda a, b: ~compare(a, b))

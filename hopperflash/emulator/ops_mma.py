@@ -90,6 +90,7 @@ def decode_mma(ins: Instruction) -> Op:
             for r, values in zip(d_rows, registers, strict=True):
                 g.rows[view][r][...] = values
             counters = g.cta.machine.counters
+            counters.mma += g.n // 32
             counters.mma_flops += shape.flops * (g.n // 32)
             counters.count_shape("mma", name, g.n // 32, shape.flops)
 

@@ -72,8 +72,11 @@ def pair_rows() -> dict[str, Elementwise]:
         for kind, dtype in (("u16x2", np.uint16), ("s16x2", np.int16)):
             table[f"{name}.{kind}"] = Elementwise("u", "uu", _lanes(fn, dtype, np.uint32))
     for mods in (".rn", ".rn.ftz"):
-        for name, fn in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
-            table[f"{name}{mods}.f32x2"] = Elementwise("q", "qq", _lanes(fn, np.float32, np.uint64))
+        floats: dict[str, _Function] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+        for name, function in floats.items():
+            table[f"{name}{mods}.f32x2"] = Elementwise(
+                "q", "qq", _lanes(function, np.float32, np.uint64)
+            )
         table[f"fma{mods}.f32x2"] = Elementwise(
             "q", "qqq", _lanes(rounding.fma, np.float32, np.uint64)
         )

@@ -1,19 +1,20 @@
-"""Synchronisation opcodes: mbarrier, bar/barrier, cluster barrier, fences, register counts."""
+"""Synchronisation opcodes: mbarrier, fences, register counts, branches and exits."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .decode import Effect, Op, RowOf, effect, unknown
 from .errors import EmulationError
-from .operands import active, address_reader, lanes_of, one_lane_per_warp, reader, scalar_at, writer
+from .lane_groups import groups
+from .operands import active, address_reader, one_lane_per_warp, reader, scalar_at, writer
+from .ops_barrier import decode_bar
 from .ptx_ir import Immediate, Instruction, Register, Sink
-from .waiting import BarrierWait, Block, ClusterWait, MBarrierWait
+from .waiting import Block, MBarrierWait
 
 _MODIFIERS = {
     "relaxed", "acquire", "release", "cta", "cluster", "shared", "shared::cta",
@@ -21,33 +22,14 @@ _MODIFIERS = {
 }  # fmt: skip
 
 
+# The state of an arrival: its phase, and above it the pending count before it.
+_PENDING_SHIFT = 32
+
+
 def _check_modifiers(ins: Instruction, skip: int) -> None:
     for part in ins.parts[skip:]:
         if part not in _MODIFIERS:
             raise unknown(ins, f"modifier .{part}")
-
-
-class _Group(NamedTuple):
-    """Active lanes that agree on an operand tuple."""
-
-    values: tuple[int, ...]
-    lanes: NDArray[np.int64]
-    everyone: bool
-
-
-def _groups(g: Any, m: Any, *columns: Any) -> list[_Group]:
-    if g.n == 1 and m is None:
-        return [_Group(tuple(scalar_at(c, 0) for c in columns), np.zeros(1, np.int64), True)]
-    lanes = active(m, g)
-    if not lanes.size:
-        return []
-    rows = [lanes_of(c, g)[lanes] for c in columns]
-    if all((r == r[0]).all() for r in rows):
-        return [_Group(tuple(int(r[0]) for r in rows), lanes, True)]
-    keys = list(zip(*(r.tolist() for r in rows), strict=True))
-    return [
-        _Group(key, lanes[np.array([k == key for k in keys])], False) for key in sorted(set(keys))
-    ]
 
 
 def decode_mbarrier(ins: Instruction) -> Op:
@@ -76,7 +58,7 @@ def _mbarrier_update(
             read = reader(rest[0], "u", row) if rest else (lambda g: np.uint32(0))
 
             def run(g: Any, m: Any) -> None:
-                for group in _groups(g, m, at(g), read(g)):
+                for group in groups(g, m, at(g), read(g)):
                     for _ in group.lanes:
                         apply(g.cta, ins, *group.values)
 
@@ -102,7 +84,7 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
 
             def run(g: Any, m: Any) -> None:
                 tokens = np.zeros(g.n, np.uint64)
-                for group in _groups(g, m, at(g), read(g)):
+                for group in groups(g, m, at(g), read(g)):
                     where, value = group.values
                     barrier = g.cta.mbarrier(where)
                     g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
@@ -111,8 +93,10 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
                     for lane in group.lanes:
                         if with_tx:
                             barrier.expect_tx(value)
+                        pending = barrier.pending
                         arrive = barrier.drop if drop else barrier.arrive
-                        tokens[lane] = arrive(1 if with_tx else value)
+                        phase = arrive(1 if with_tx else value)
+                        tokens[lane] = pending << _PENDING_SHIFT | phase
                 write(g, tokens, m)
 
             return run
@@ -120,6 +104,18 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
         return effect(ins, make, writes=(state,), reads=(address, *rest))
 
     return decode
+
+
+def _pending_count(ins: Instruction) -> Op:
+    """The pending count that the state of an arrival holds."""
+    dst, state = ins.operands
+
+    def make(row: RowOf) -> Effect:
+        read, write = reader(state, "q", row), writer(dst, "u", row)
+        shift = np.uint64(_PENDING_SHIFT)
+        return lambda g, m: write(g, (np.asarray(read(g)) >> shift).astype(np.uint32), m)
+
+    return effect(ins, make, writes=(dst,), reads=(state,), ordered=False)
 
 
 def _wait(ins: Instruction) -> Op:
@@ -133,8 +129,8 @@ def _wait(ins: Instruction) -> Op:
 
         def run(g: Any, m: Any) -> list[Block]:
             blocks = []
-            g.cta.machine.counters.mbarrier_waits += 1
-            for group in _groups(g, m, at(g), read(g)):
+            g.cta.machine.counters.mbarrier_waits += g.last_warp - g.first_warp + 1
+            for group in groups(g, m, at(g), read(g)):
                 where, value = group.values
                 barrier = g.cta.mbarrier(where)
                 lanes = slice(None) if group.everyone and m is None else group.lanes
@@ -181,69 +177,10 @@ _MBARRIER: dict[str, Callable[[Instruction], Op]] = {
     "arrive.expect_tx": _arrive(drop=False, with_tx=True),
     "arrive_drop": _arrive(drop=True, with_tx=False),
     "arrive_drop.expect_tx": _arrive(drop=True, with_tx=True),
+    "pending_count": _pending_count,
     "test_wait": _wait,
     "try_wait": _wait,
 }
-
-
-_BAR = re.compile(r"(bar|barrier)(\.cta)?\.(sync|arrive)(\.aligned)?$")
-
-
-def decode_bar(ins: Instruction) -> Op:
-    if ins.opcode == "bar.warp.sync":
-        return effect(ins, lambda row: lambda g, m: None, collective="warp")
-    if ins.opcode.startswith("barrier.cluster."):
-        return _decode_cluster_barrier(ins)
-    match = _BAR.match(ins.opcode)
-    if match is None:
-        raise unknown(ins)
-    waits = match[3] == "sync"
-    number, *count = ins.operands
-
-    def make(row: RowOf) -> Effect:
-        read_number = reader(number, "u", row)
-        read_count = reader(count[0], "u", row) if count else (lambda g: np.uint32(0))
-
-        def run(g: Any, m: Any) -> list[Block]:
-            blocks = []
-            for group in _groups(g, m, read_number(g), read_count(g)):
-                barrier, generation, point = g.cta.arrive_at_barrier(g, group.lanes, *group.values)
-                if waits and barrier.generation == generation:
-                    blocks.append(Block(group.lanes, BarrierWait(barrier, generation, point)))
-                elif waits:
-                    g.cta.order.acquire(g, group.lanes, point)
-            return blocks
-
-        return run
-
-    return effect(ins, make, reads=(number, *count), alone=True, collective="warp")
-
-
-def _decode_cluster_barrier(ins: Instruction) -> Op:
-    action = ins.parts[2]
-    if action not in ("arrive", "wait"):
-        raise unknown(ins)
-    _check_modifiers(ins, 3)
-    relaxed = "relaxed" in ins.parts
-
-    def arrive(g: Any, m: Any) -> list[Block]:
-        g.cta.arrive_at_cluster(g, active(m, g), relaxed)
-        return []
-
-    def wait(g: Any, m: Any) -> list[Block]:
-        waiting = g.cta.cluster_phases(g, active(m, g))
-        barrier = g.cta.cluster_barrier
-        blocks = []
-        for phase, lanes in waiting:
-            if barrier.phase == phase:
-                blocks.append(Block(lanes, ClusterWait(barrier, phase)))
-            else:
-                g.cta.order.acquire(g, lanes, barrier.done)
-        return blocks
-
-    return effect(
-        ins, lambda row: arrive if action == "arrive" else wait, alone=True, collective="warp"
-    )
 
 
 def decode_fence(ins: Instruction) -> Op:

@@ -80,7 +80,8 @@ class _Members:
         itself = named[:, np.arange(32), np.arange(32)]
         if (present & ~itself).any():
             raise EmulationError(f"a lane executes {self._ins.opcode} outside of its member mask")
-        return named & present[:, None, :]
+        taking_part: Flags = named & present[:, None, :]
+        return taking_part
 
 
 _SHFL = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32$")

@@ -82,7 +82,7 @@ def _variables_between(text: str, functions: list[Function]) -> Iterator[Variabl
 
 
 def _array(variable: Variable) -> NDArray[np.uint8]:
-    """Memory of a module variable, shared by the kernels of the module and kept between launches."""
+    """Memory of a module variable: one for all kernels of the module, kept between launches."""
     raw = np.zeros(variable.size + _ARRAY_ALIGNMENT, np.uint8)
     start = -int(raw.ctypes.data) % _ARRAY_ALIGNMENT
     array = raw[start : start + variable.size]

@@ -62,6 +62,11 @@ class WgmmaShape:
         return WgmmaShape(n, k, a_type, b_type, d_type)
 
     @property
+    def name(self) -> str:
+        """As the opcode spells it."""
+        return f"m64n{self.n}k{self.k}.{self.d_type}.{self.a_type}.{self.b_type}"
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of one instruction."""
         return 2 * 64 * self.n * self.k

@@ -143,6 +143,7 @@ class WgmmaQueue:
         counters = self._cta.machine.counters
         counters.wgmma += len(chain)
         counters.wgmma_flops += shape.flops * len(chain)
+        counters.count_shape("wgmma", shape.name, len(chain), shape.flops)
 
     def _read_a(self, chain: list[WgmmaOp]) -> NDArray[np.float32]:
         first = chain[0]
