@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .address_spaces import space_of
 from .decode import Effect, Op, RowOf, effect, unknown
 from .errors import EmulationError
 from .operands import active
@@ -32,6 +33,9 @@ class _Thread:
         addresses = np.arange(address, address + nbytes, dtype=np.int64)
         lanes = np.full(nbytes, self._lane)
         gang = self._gang
+        if not space and space_of(addresses) == "global":
+            # Not traffic of the kernel's own.
+            return bytes(gang.cta.machine.memory.view(address, nbytes))
         raw: bytes = gang.cta.load(space, addresses, 1, 1, gang, lanes, self._ins)[0].tobytes()
         return raw
 
