@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .clocks import SyncPoint
 from .errors import BarrierError
+
+_MAX_TX = (1 << 20) - 1
 
 
 @dataclass
@@ -16,6 +19,18 @@ class MBarrier:
     pending: int = 0
     tx: int = 0
     phase: int = 0
+    arrivals: SyncPoint = field(default_factory=SyncPoint)
+    """What the arrivals so far made known."""
+    done: SyncPoint = field(default_factory=SyncPoint)
+    """What a successful wait comes to know: the arrivals of all completed phases."""
+    entity: int = -1
+    """Of the bulk loads that signal it; their clock is the number of completed phases."""
+    last_load: int = 0
+    """The phase, counted from 1, that the latest bulk load completes in."""
+    origin: tuple[int, int] = (0, 0)
+    """Who initialised it and when."""
+    fenced: bool = False
+    """Whether a fence made the initialisation known to the async proxy."""
 
     def __post_init__(self) -> None:
         self.pending = self.expected
@@ -36,16 +51,24 @@ class MBarrier:
         return self.arrive(count)
 
     def expect_tx(self, nbytes: int) -> None:
-        self.tx += nbytes
+        self._add_tx(nbytes)
 
     def complete_tx(self, nbytes: int) -> None:
-        self.tx -= nbytes
+        self._add_tx(-nbytes)
         self._complete()
+
+    def _add_tx(self, nbytes: int) -> None:
+        self.tx += nbytes
+        if abs(self.tx) > _MAX_TX:
+            raise BarrierError(f"transaction count out of range: mbarrier {self.describe()}")
 
     def _complete(self) -> None:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
             self.pending = self.expected
+            self.done = self.arrivals.copy()
+            if self.entity >= 0:
+                self.done.reach(self.entity, self.phase)
 
     def passed(self, parity: int) -> bool:
         """try_wait.parity: has the phase of this parity completed?"""
@@ -67,6 +90,10 @@ class NamedBarrier:
     arrived: int = 0
     generation: int = 0
     warps: list[int] = field(default_factory=list)
+    votes: dict[int, list[int]] = field(default_factory=dict)
+    """True predicates and threads of each generation that reduces, see bar.red."""
+    point: SyncPoint = field(default_factory=SyncPoint)
+    """What the arrivals of this generation made known."""
 
     def arrive(self, threads: int, needed: int, warps: list[int]) -> int:
         """Add threads; returns the generation they belong to."""
@@ -87,6 +114,7 @@ class NamedBarrier:
             self.generation += 1
             self.arrived = 0
             self.warps.clear()
+            self.point = SyncPoint()
         return generation
 
     def describe(self) -> str:
@@ -100,6 +128,8 @@ class ClusterBarrier:
     needed: int
     arrived: int = 0
     phase: int = 0
+    arrivals: SyncPoint = field(default_factory=SyncPoint)
+    done: SyncPoint = field(default_factory=SyncPoint)
 
     def arrive(self, threads: int) -> int:
         phase = self.phase
@@ -116,6 +146,7 @@ class ClusterBarrier:
         if self.needed and self.arrived >= self.needed:
             self.phase += 1
             self.arrived = 0
+            self.done = self.arrivals.copy()
 
     def describe(self) -> str:
         return f"cluster barrier (phase {self.phase}, {self.arrived} of {self.needed} threads)"

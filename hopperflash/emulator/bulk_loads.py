@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import AddressError
 from .memory import CLUSTER_SHIFT
 from .ptx_ir import Instruction
 from .tensor_map import TensorMap, load_box, scatter_to_shared
@@ -39,26 +40,62 @@ def targets(cta: Any, destination: int, barrier: int, mask: int | None) -> list[
 class AsyncLoad:
     """A load between its issue and its landing."""
 
+    alignment = 16
+    pattern = 1
+    """Bytes after which the swizzle repeats."""
+    shared_source: int | None = None
+
     def __init__(self, cta: Any, ins: Instruction, where: Sequence[Target], nbytes: int) -> None:
         self.cta, self.ins, self.targets, self.nbytes = cta, ins, where, nbytes
 
-    def submit(self) -> None:
+    def submit(self, warp: int) -> None:
         """Queue it; its bytes may arrive at any time from now on."""
+        signals = []
         for target in self.targets:
-            target.cta.shared.check(target.address, target.address + self.nbytes)
-            target.cta.may_write(target.address, self.nbytes, self.ins)
-        signals = [t.signalled.mbarrier(t.barrier) for t in self.targets]
+            span = slice(target.address, target.address + self.nbytes)
+            self._check_target(target, span, warp)
+            barrier = target.signalled.mbarrier(target.barrier)
+            self.cta.order.bulk_load(target.cta, barrier, span, warp, self.ins, self.shared_source)
+            signals.append(barrier)
+        self._phases = [(barrier, barrier.phase) for barrier in signals]
         machine = self.cta.machine
         machine.counters.tma_loads += 1
         machine.async_work.submit(self.land, signals)
 
+    def _check_target(self, target: Target, span: slice, warp: int) -> None:
+        target.cta.shared.check(span.start, span.stop)
+        if span.start % self.alignment:
+            raise AddressError(
+                f"bulk load to shared {span.start:#x}, which is not {self.alignment}-byte aligned"
+            )
+        if span.start % self.pattern:
+            self._report(
+                "swizzle pattern misaligned", warp,
+                f"shared {span.start:#x} is no multiple of the {self.pattern}-byte pattern",
+            )  # fmt: skip
+        for barrier in target.cta.mbarriers_in(span.start, span.stop):
+            self._report("bulk load overwrites an mbarrier", warp, barrier.describe())
+        for peer in (target.cta, target.signalled):
+            if not peer.live:
+                self._report(
+                    "CTA of the cluster has exited", warp, f"the load reaches CTA {peer.index}"
+                )
+
+    def _report(self, kind: str, warp: int, detail: str) -> None:
+        self.cta.machine.hazards.report(kind, self.ins, self.cta, detail, who=f"warp {warp}")
+
     def land(self) -> None:
         data, read = self._fetch()
         self.cta.machine.counters.tma_load_bytes += read
-        for target in self.targets:
-            target.cta.proxy.async_write(target.address, self.nbytes)
+        for target, (barrier, phase) in zip(self.targets, self._phases, strict=True):
             self._place(target, data)
-            target.signalled.mbarrier(target.barrier).complete_tx(self.nbytes)
+            if barrier.phase != phase:
+                self.cta.machine.hazards.report(
+                    "transaction counts do not balance", self.ins, self.cta,
+                    f"phase {phase} completed before the load that it counts: "
+                    f"mbarrier {barrier.describe()}",
+                )  # fmt: skip
+            barrier.complete_tx(self.nbytes)
 
     def _fetch(self) -> tuple[Bytes, int]:
         """The bytes to place and how many of them came from global memory."""
@@ -81,6 +118,8 @@ class TensorLoad(AsyncLoad):
     ) -> None:
         super().__init__(cta, ins, where, tensor_map.box_bytes)
         self.map, self.coords = tensor_map, coords
+        self.alignment = 128
+        self.pattern = max(8 * tensor_map.swizzle, 1)
 
     def _fetch(self) -> tuple[Bytes, int]:
         return load_box(self.map, self.coords, self.cta.machine.memory)
@@ -104,6 +143,7 @@ class BulkLoad(AsyncLoad):
     ) -> None:
         super().__init__(cta, ins, where, nbytes)
         self.source, self.from_shared = source, from_shared
+        self.shared_source = source if from_shared else None
 
     def _fetch(self) -> tuple[Bytes, int]:
         if self.from_shared:

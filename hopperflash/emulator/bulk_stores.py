@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .element_types import STORAGE
-from .hazards import PendingRead
+from .errors import AddressError
 from .ptx_ir import Instruction
 from .tensor_map import TensorMap, combine, gather_from_shared, reduce_box, store_box
 
@@ -22,31 +22,34 @@ _SIZE = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, 
 class AsyncStore:
     """A store whose two halves happen once each, as late as its schedule wants."""
 
+    alignment = 16
+
     def __init__(self, cta: Any, warp: int, source: int, nbytes: int, ins: Instruction) -> None:
         self.cta, self.source, self.nbytes, self.ins = cta, source, nbytes, ins
         self._packed: Bytes | None = None
         self._written = False
         cta.check_shared_range(source, nbytes)
-        addresses = np.arange(source, source + nbytes, 16, dtype=np.int64)
-        cta.proxy.async_read(addresses, ins, warp)
-        self._pending = PendingRead(ins, addresses)
-        cta.reads.pending.append(self._pending)
-
-    @property
-    def is_read(self) -> bool:
-        return self._packed is not None
+        if source % self.alignment:
+            raise AddressError(
+                f"bulk store from shared {source:#x}, which is not {self.alignment}-byte aligned"
+            )
+        groups = cta.bulk_groups(warp)
+        cta.order.bulk_store(slice(source, source + nbytes), warp, groups.clock, ins)
 
     def read(self) -> None:
         if self._packed is None:
             self._packed = self._gather()
-            self.cta.reads.pending.remove(self._pending)
 
     def write(self) -> None:
         self.read()
         if not self._written:
             self._written = True
             assert self._packed is not None
-            self.cta.machine.counters.tma_store_bytes += self._scatter(self._packed)
+            stored = self._scatter(self._packed)
+            counters = self.cta.machine.counters
+            counters.tma_store_bytes += stored
+            if self.ins.parts[1] == "reduce":
+                counters.tma_reduce_bytes += stored
 
     def _gather(self) -> Bytes:
         raise NotImplementedError
@@ -57,6 +60,8 @@ class AsyncStore:
 
 class TensorStore(AsyncStore):
     """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor from shared to global."""
+
+    alignment = 128
 
     def __init__(
         self,
@@ -115,37 +120,50 @@ class BulkStore(AsyncStore):
         return self.nbytes
 
 
+class _Group(NamedTuple):
+    clock: int
+    stores: list[AsyncStore]
+
+
 class BulkGroups:
     """The bulk async groups of one warp."""
 
-    def __init__(self, machine: Any) -> None:
-        self._machine = machine
+    def __init__(self, cta: Any, warp: int) -> None:
+        self._cta, self._warp = cta, warp
         self._open: list[AsyncStore] = []
-        self._groups: deque[list[AsyncStore]] = deque()
+        self._groups: deque[_Group] = deque()
+        self._read = 0
+        self.clock = 1
+        """The number of the open group."""
 
     def add(self, store: AsyncStore) -> None:
-        if self._machine.async_work.at_issue():
-            store.write()
         self._open.append(store)
+        work = self._cta.machine.async_work
+        work.start(store.read)
+        work.start(store.write)
 
     def commit(self) -> None:
-        self._groups.append(self._open)
+        self._groups.append(_Group(self.clock, self._open))
         self._open = []
+        self.clock += 1
 
     def wait(self, newest: int, reads_only: bool) -> None:
         """All but the `newest` groups have read (or also written) when this returns."""
         for group in list(self._groups)[: max(0, len(self._groups) - newest)]:
-            for store in group:
+            for store in group.stores:
                 if reads_only:
                     store.read()
                 else:
                     store.write()
+            self._read = max(self._read, group.clock)
             if not reads_only:
                 self._groups.popleft()
+        self._cta.order.groups_done("bulk", self._warp, self._read)
 
     def unread(self) -> list[AsyncStore]:
         """Stores whose source was not waited for."""
-        return [s for group in (*self._groups, self._open) for s in group if not s.is_read]
+        late = [s for group in self._groups if group.clock > self._read for s in group.stores]
+        return late + self._open
 
     def remaining(self) -> list[AsyncStore]:
-        return [s for group in (*self._groups, self._open) for s in group]
+        return [*(s for group in self._groups for s in group.stores), *self._open]

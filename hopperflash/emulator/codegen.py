@@ -13,10 +13,12 @@ import numpy as np
 from .codegen_values import DTYPE, immediate
 from .decode import Op, RowOf
 from .errors import EmulationError
+from .instruction_classes import class_of
 from .memory import SHARED_BASE
+from .opcode_row import Elementwise
 from .operations import decode
-from .ops_elementwise import Elementwise
 from .ptx_ir import Immediate, Kernel, Negated, Register, Special, Symbol
+from .register_rules import FenceRule, fence_rule, wgmma_rows
 from .special import read_special
 
 Function = Callable[[Any, Any], Any]
@@ -30,6 +32,8 @@ class Segment:
     ops: list[Op]
     batches: list[list[Op]] = field(default_factory=list)
     collective: str = ""
+    members: Callable[[Any], Any] | None = None
+    """Reads the member masks of the first operation; None where all lanes of a warp must come."""
     branch: int | None = None
     branch_op: Op | None = None
     exit: bool = False
@@ -37,8 +41,11 @@ class Segment:
     yields: bool = False
     acts: bool = False
     """Does something that other threads may see; a poll or a pure computation does not."""
-    touched: int = 0
+    rule: FenceRule | None = None
+    """Where it uses or touches registers of a wgmma."""
     counts: dict[str, int] = field(default_factory=dict)
+    """Instructions by opcode root."""
+    classes: dict[str, int] = field(default_factory=dict)
     instructions: int = 0
     mufu: int = 0
     warps_executed: int = 0
@@ -80,8 +87,12 @@ def _compile(kernel: Kernel) -> Program:
     for segment in segments:
         segment.batches = _schedule(segment.ops)
     row_of, rows = _allocate_rows(segments)
+    operands = 0
     for segment in segments:
-        _summarise(segment, row_of)
+        for op in segment.ops:
+            operands |= wgmma_rows(op, row_of)
+    for segment in segments:
+        _summarise(segment, row_of, operands)
     return Program(kernel, segments, rows, row_of, shared_static, symbols, local_bytes)
 
 
@@ -99,12 +110,12 @@ def _place_variables(kernel: Kernel) -> tuple[dict[str, int], int, int]:
             symbols[v.name] = local
             local += v.size
         elif v.space in ("global", "const"):
-            raise EmulationError(f"module variable {v.name} in {v.space} space is not emulated")
+            symbols[v.name] = int(kernel.arrays[v.name].ctypes.data)
     shared = (shared + 1023) // 1024 * 1024
     for v in kernel.variables.values():
         if v.space == "shared" and not v.size:
             symbols[v.name] = SHARED_BASE + shared
-    return symbols, shared, local
+    return symbols, shared, (local + 15) // 16 * 16
 
 
 def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:
@@ -113,12 +124,13 @@ def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:
     segments: list[Segment] = []
     current: list[Op] = []
     in_flight: set[Register] = set()
+    fragments: set[Register] = set()
 
     def close(**attributes: Any) -> None:
-        nonlocal current, in_flight
+        nonlocal current, in_flight, fragments
         segment = Segment(len(segments), current, **attributes)
         segments.append(segment)
-        current, in_flight = [], set()
+        current, in_flight, fragments = [], set(), set()
 
     for index, ops in enumerate(decoded):
         if index in leaders:
@@ -132,11 +144,14 @@ def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:
             if op.exit:
                 close(exit=True, branch_op=op)
                 continue
-            touches = not op.accumulators and not in_flight.isdisjoint((*op.reads, *op.writes))
+            touches = not op.accumulators and not (
+                in_flight.isdisjoint((*op.reads, *op.writes)) and fragments.isdisjoint(op.writes)
+            )
             if current and (op.alone or touches or _needs_convergence(op, current)):
                 close()
             current.append(op)
             in_flight.update(op.accumulators)
+            fragments.update(op.fragments)
             if op.alone:
                 close(blocking=True)
             elif op.ends:
@@ -151,7 +166,12 @@ def _split(kernel: Kernel, decoded: list[list[Op]]) -> list[Segment]:
 
 
 def _needs_convergence(op: Op, current: list[Op]) -> bool:
-    """A collective must not share a segment with effects that threads elsewhere may wait for."""
+    """A collective must not share a segment with effects that threads elsewhere may wait for.
+
+    One with member masks starts a segment: its masks must be known before it runs.
+    """
+    if op.members is not None:
+        return True
     return bool(op.collective) and any(o.ordered and o.collective != op.collective for o in current)
 
 
@@ -214,25 +234,28 @@ def _allocate_rows(segments: list[Segment]) -> tuple[dict[Register, int], dict[s
     return row_of, rows
 
 
-def _summarise(segment: Segment, row_of: dict[Register, int]) -> None:
+def _summarise(segment: Segment, row_of: dict[Register, int], operands: int) -> None:
     counted: set[int] = set()
     ops = segment.ops + ([segment.branch_op] if segment.branch_op else [])
     for op in ops:
         if op.collective and segment.collective != "warpgroup":
             segment.collective = op.collective
+        if op.members is not None:
+            segment.members = op.members(row_of.__getitem__)
         segment.yields |= op.yields
         segment.acts |= op.make is not None and op.ordered and not op.alone
-        if not op.accumulators:
-            for register in (*op.reads, *op.writes):
-                if register.bank == "u":
-                    segment.touched |= 1 << row_of[register]
         if id(op.ins) in counted:
             continue
         counted.add(id(op.ins))
         root = op.ins.parts[0]
         segment.counts[root] = segment.counts.get(root, 0) + 1
+        kind = class_of(op.ins)
+        segment.classes[kind] = segment.classes.get(kind, 0) + 1
         segment.mufu += ".approx" in op.ins.opcode
     segment.instructions = len(counted)
+    if operands:
+        rule = fence_rule(ops, row_of, operands)
+        segment.rule = rule if rule.before or rule.fences or rule.touched else None
 
 
 class _Writer:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .address_spaces import parts, space_of
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
 from .bulk_stores import BulkGroups
+from .clocks import SyncPoint
 from .codegen import param_offset
+from .copy_groups import Copy, CopyGroups
+from .decode import Op
 from .errors import AddressError, BarrierError
-from .hazards import ProxyTracker, ReadTracker
-from .memory import CLUSTER_SHIFT, LOCAL_BASE, SHARED_LIMIT, SharedMemory
-from .operands import one_lane_per_warp
+from .memory import CLUSTER_SHIFT, LOCAL_BASE, SharedMemory, unsigned
+from .ordering import NoOrdering, Ordering
 from .ptx_ir import Instruction, Symbol
+from .register_rules import FenceState, RegisterPool
 from .registers import RegisterFile
+from .tracker import Tracker
 from .wgmma_queue import WgmmaQueue
 
 Index3 = tuple[int, int, int]
 Lanes = NDArray[np.int64]
-Copy = Callable[[], None]
 
 
 class Cta:
@@ -50,16 +53,20 @@ class Cta:
         self.shared = SharedMemory(program.shared_static + launch.shared_bytes)
         self.local = SharedMemory(program.local_bytes * self.threads, 0)
         self.registers = registers
-        self.proxy = ProxyTracker(self, self.shared.size)
-        self.reads = ReadTracker(self)
+        self.order = NoOrdering()
+        self.fences = FenceState(self._unfenced)
+        self.pool = RegisterPool(self, machine.registers_per_thread)
         self._mbarriers: dict[int, MBarrier] = {}
         self._barriers: dict[int, NamedBarrier] = {}
         self._implicit: set[int] = set()
         self._cluster_phase: dict[int, int] = {}
         self._wgmma: dict[int, WgmmaQueue] = {}
         self._bulk: dict[int, BulkGroups] = {}
-        self._copies: dict[int, deque[list[Copy]]] = {}
-        self._open_copies: dict[int, list[Copy]] = {}
+        self._copies: dict[int, CopyGroups] = {}
+
+    def track(self, tracker: Tracker) -> None:
+        """From now on every access is checked; the rank in the cluster is known."""
+        self.order = Ordering(tracker, self)
 
     # Addresses
 
@@ -95,44 +102,79 @@ class Cta:
     # Generic loads and stores
 
     def load(
-        self, space: str, addrs: Lanes, size: int, count: int, g: Any, lanes: Lanes | None
-    ) -> NDArray[Any]:
+        self, space: str, addrs: Lanes, size: int, count: int, g: Any, lanes: Lanes | None,
+        ins: Instruction,
+    ) -> NDArray[Any]:  # fmt: skip
         """Values [count, lanes] of a state space; "" is generic."""
-        space = space or _space_of(addrs)
+        mixed = parts(space, addrs)
+        if mixed is not None:
+            gathered = np.empty((count, len(addrs)), unsigned(size))
+            for part, index in mixed:
+                at = index if lanes is None else lanes[index]
+                gathered[:, index] = self.load(part, addrs[index], size, count, g, at, ins)
+            return gathered
+        space = space or space_of(addrs)
         counters = self.machine.counters
         nbytes = len(addrs) * size * count
         if space == "shared":
             counters.shared_load_bytes += nbytes
-            place, local = self._place(addrs)
-            return place.shared.load(local, size, count)
+            place, local = self.place_of(addrs)
+            values: NDArray[Any] = place.shared.load(local, size, count)
+            self.order.access(place, local, size * count, g, lanes, ins, write=False)
+            return values
         if space == "local":
             return self.local.load(self._local(addrs, g, lanes), size, count)
         counters.global_load_bytes += nbytes
-        values: NDArray[Any] = self.machine.memory.load(addrs, size, count)
+        values = self.machine.memory.load(addrs, size, count)
         return values
 
     def store(
-        self, space: str, addrs: Lanes, values: NDArray[Any], g: Any, lanes: Lanes | None
-    ) -> None:
+        self, space: str, addrs: Lanes, values: NDArray[Any], g: Any, lanes: Lanes | None,
+        ins: Instruction,
+    ) -> None:  # fmt: skip
         """Store [count, lanes] into a state space; "" is generic."""
-        space = space or _space_of(addrs)
+        mixed = parts(space, addrs)
+        if mixed is not None:
+            for part, index in mixed:
+                at = index if lanes is None else lanes[index]
+                self.store(part, addrs[index], values[:, index], g, at, ins)
+            return
+        space = space or space_of(addrs)
         counters = self.machine.counters
         if space == "shared":
             counters.shared_store_bytes += values.nbytes
-            place, local = self._place(addrs)
+            place, local = self.place_of(addrs)
             place.shared.store(local, values)
-            warps = (np.arange(g.n) if lanes is None else lanes) + g.lo >> 5
-            place.proxy.generic_write(local, warps)
-            if place.reads.pending:
-                end = int(local.max()) + values.itemsize * len(values)
-                place.reads.write(int(local.min()), end, local, None)
+            nbytes = values.itemsize * len(values)
+            self.order.access(place, local, nbytes, g, lanes, ins, write=True)
         elif space == "local":
             self.local.store(self._local(addrs, g, lanes), values)
         else:
             counters.global_store_bytes += values.nbytes
             self.machine.memory.store(addrs, values)
 
-    def _place(self, addrs: Lanes) -> tuple[Cta, Lanes]:
+    def atomic(
+        self, space: str, addrs: Lanes, size: int, update: Callable[[Any], Any], g: Any,
+        lanes: Lanes, ins: Instruction,
+    ) -> NDArray[Any]:  # fmt: skip
+        """Read-modify-write of lanes at different addresses; the old values."""
+        space = space or space_of(addrs)
+        counters = self.machine.counters
+        place, memory, local = self, self.machine.memory, addrs
+        if space == "shared":
+            place, local = self.place_of(addrs)
+            memory = place.shared
+            counters.shared_load_bytes += len(addrs) * size
+            counters.shared_store_bytes += len(addrs) * size
+            self.order.access(place, local, size, g, lanes, ins, write=True)
+        else:
+            counters.global_atomic_bytes += len(addrs) * size
+        old: NDArray[Any] = memory.load(local, size, 1)[0]
+        memory.store(local, update(old)[None, :])
+        return old
+
+    def place_of(self, addrs: Lanes) -> tuple[Cta, Lanes]:
+        """The CTA that the shared addresses of all lanes name, and its own addresses."""
         rank = int(addrs[0]) >> CLUSTER_SHIFT
         if rank == 0:
             return self, addrs
@@ -145,18 +187,19 @@ class Cta:
         addresses: Lanes = thread * self.machine.program.local_bytes + offsets
         return addresses
 
-    def may_write(self, address: int, nbytes: int, ins: Instruction) -> None:
-        """From now on the async proxy may write these shared bytes."""
-        if self.reads.pending:
-            self.reads.write(address, address + nbytes, None, ins)
-
     # Barriers
 
-    def init_mbarrier(self, address: int, count: int) -> None:
+    def init_mbarrier(self, address: int, count: int, ins: Instruction) -> MBarrier:
         self.shared.check(address, address + 8)
         if address % 8 or not 0 < count < 1 << 20:
             raise BarrierError(f"mbarrier.init of {address:#x} with count {count}")
-        self._mbarriers[address] = MBarrier(address, count)
+        if address in self._mbarriers:
+            self.machine.hazards.report(
+                "mbarrier initialised twice", ins, self,
+                f"{self._mbarriers[address].describe()} was not invalidated",
+            )  # fmt: skip
+        barrier = self._mbarriers[address] = MBarrier(address, count)
+        return barrier
 
     def drop_mbarrier(self, address: int) -> None:
         self._mbarriers.pop(address, None)
@@ -171,18 +214,25 @@ class Cta:
             raise BarrierError(f"mbarrier at {address:#x} was not initialised")
         return barrier
 
-    def release(self, g: Any, m: Any) -> None:
-        """The warps of these lanes make their earlier writes known."""
-        if not self.proxy.clean:
-            self.proxy.release(warp for warp, _ in one_lane_per_warp(m, g))
+    def mbarriers_in(self, lo: int, hi: int) -> list[MBarrier]:
+        """The mbarriers that live in the bytes [lo, hi)."""
+        return [b for at, b in self._mbarriers.items() if lo < at + 8 and at < hi]
+
+    def fence_mbarriers(self) -> None:
+        """The initialisations so far reach the async proxy and other CTAs."""
+        for barrier in self._mbarriers.values():
+            barrier.fenced = True
 
     def live_warps(self) -> int:
         return sum(1 for w in range(0, self.threads, 32) if self.live >> w & 0xFFFFFFFF)
 
     def arrive_at_barrier(
         self, g: Any, lanes: Lanes, number: int, count: int
-    ) -> tuple[NamedBarrier, int]:
-        """bar arrival of the warps of these lanes; count 0 means all live threads."""
+    ) -> tuple[NamedBarrier, int, SyncPoint]:
+        """bar arrival of the warps of these lanes; count 0 means all live threads.
+
+        Returns the barrier, the generation of the arrival and what that generation makes known.
+        """
         if not 0 <= number < 16 or count % 32:
             raise BarrierError(f"barrier {number} with {count} threads")
         barrier = self._barriers.setdefault(number, NamedBarrier(number))
@@ -192,13 +242,15 @@ class Cta:
             self._implicit.add(number)
             count = 32 * self.live_warps()
         warps = np.unique(lanes + g.lo >> 5).tolist()
-        self.proxy.release(warps)
-        return barrier, barrier.arrive(32 * len(warps), count, warps)
+        point = barrier.point
+        self.order.release(g, lanes, point)
+        return barrier, barrier.arrive(32 * len(warps), count, warps), point
 
-    def arrive_at_cluster(self, g: Any, lanes: Lanes) -> None:
+    def arrive_at_cluster(self, g: Any, lanes: Lanes, relaxed: bool) -> None:
+        if not relaxed:
+            self.order.release(g, lanes, self.cluster_barrier.arrivals)
         for warp in np.unique(lanes + g.lo >> 5).tolist():
             threads = (self.live >> 32 * warp & 0xFFFFFFFF).bit_count()
-            self.proxy.release([warp])
             self._cluster_phase[warp] = self.cluster_barrier.phase
             self.cluster_barrier.arrive(threads)
 
@@ -216,83 +268,47 @@ class Cta:
             queue = self._wgmma[group] = WgmmaQueue(self, group)
         return queue
 
-    def in_flight(self, lo: int, hi: int) -> int:
-        """Accumulator rows in flight in the warpgroups of threads [lo, hi)."""
-        rows = 0
+    def in_flight(self, lo: int, hi: int) -> tuple[int, int]:
+        """Accumulator and A operand rows in flight in the warpgroups of threads [lo, hi)."""
+        rows = fragments = 0
         for group, queue in self._wgmma.items():
             if queue.in_flight and group * 128 < hi and lo < group * 128 + 128:
                 rows |= queue.in_flight
-        return rows
+                fragments |= queue.fragments
+        return rows, fragments
+
+    def _unfenced(self, op: Op, rows: int) -> None:
+        names = [r.name for r, row in self.machine.program.row_of.items()
+                 if r.bank == "u" and rows >> row & 1]  # fmt: skip
+        self.machine.hazards.report(
+            "missing wgmma.fence", op.ins, self,
+            f"registers {', '.join(names[:3])}{', ...' if len(names) > 3 else ''} were accessed "
+            "since the warpgroup's last wgmma.fence",
+        )  # fmt: skip
 
     def bulk_groups(self, warp: int) -> BulkGroups:
         groups = self._bulk.get(warp)
         if groups is None:
-            groups = self._bulk[warp] = BulkGroups(self.machine)
+            groups = self._bulk[warp] = BulkGroups(self, warp)
+        return groups
+
+    def copy_groups(self, warp: int) -> CopyGroups:
+        groups = self._copies.get(warp)
+        if groups is None:
+            groups = self._copies[warp] = CopyGroups(self, warp)
         return groups
 
     def copy_async(
-        self, g: Any, lanes: Lanes, to: Lanes, frm: Lanes, nbytes: int, sizes: Lanes | None
-    ) -> None:
+        self, g: Any, lanes: Lanes, to: Lanes, frm: Lanes, nbytes: int, sizes: Lanes | None,
+        ins: Instruction,
+    ) -> None:  # fmt: skip
         """cp.async of these lanes; `sizes` are the source bytes, the rest is zero."""
         by_warp = lanes + g.lo >> 5
         for warp in np.unique(by_warp).tolist():
             of_warp = by_warp == warp
             part = None if sizes is None else sizes[of_warp]
-            copy = self._copy(to[of_warp], frm[of_warp], nbytes, part)
-            if self.machine.async_work.at_issue():
-                copy()
-            else:
-                self._open_copies.setdefault(warp, []).append(copy)
-
-    def _copy(self, to: Lanes, frm: Lanes, nbytes: int, sizes: Lanes | None) -> Copy:
-        item = min(nbytes, 8)
-
-        def copy() -> None:
-            values = np.zeros((nbytes // item, len(to)), f"u{item}")
-            whole = np.ones(len(to), bool) if sizes is None else sizes >= nbytes
-            if whole.any():
-                values[:, whole] = self.machine.memory.load(frm[whole], item, nbytes // item)
-            for lane in np.nonzero(~whole)[0]:
-                size = 0 if sizes is None else int(sizes[lane])
-                if size:
-                    raw = np.zeros(nbytes, np.uint8)
-                    raw[:size] = self.machine.memory.view(int(frm[lane]), size)
-                    values[:, lane] = raw.view(f"u{item}")
-            place, local = self._place(to)
-            place.shared.store(local, values)
-            valid = len(to) * nbytes if sizes is None else int(np.minimum(sizes, nbytes).sum())
-            self.machine.counters.global_load_bytes += valid
-
-        return copy
-
-    def commit_copies(self, warp: int) -> None:
-        self._copies.setdefault(warp, deque()).append(self._open_copies.pop(warp, []))
-
-    def wait_copies(self, warp: int, newest: int) -> None:
-        groups = self._copies.get(warp, deque())
-        while len(groups) > newest:
-            for copy in groups.popleft():
-                copy()
-
-    def wait_all_copies(self, warp: int) -> None:
-        self.commit_copies(warp)
-        self.wait_copies(warp, 0)
-
-    def arrive_after_copies(self, g: Any, lane: int, address: int, counted: bool) -> None:
-        """An mbarrier arrival that follows the lane's earlier cp.async."""
-        barrier = self.mbarrier(address)
-        if not counted:
-            barrier.pending += 1
-        warp = lane + g.lo >> 5
-        earlier = [c for group in self._copies.pop(warp, ()) for c in group]
-        earlier += self._open_copies.pop(warp, [])
-
-        def land() -> None:
-            for copy in earlier:
-                copy()
-            barrier.arrive(1)
-
-        self.machine.async_work.submit(land, (barrier,))
+            copy = Copy(self, ins, to[of_warp], frm[of_warp], nbytes, part)
+            self.copy_groups(warp).add(copy)
 
     # Exit
 
@@ -316,15 +332,23 @@ class Cta:
             for store in groups.unread():
                 hazards.report(
                     "bulk store never waited for", store.ins, self,
-                    f"warp {warp} exits before shared memory {store.source:#x} is read",
+                    f"the CTA exits before shared memory {store.source:#x} is read",
+                    who=f"warp {warp}",
                 )  # fmt: skip
             for store in groups.remaining():
                 store.read()
             self.machine.late_stores.extend(groups.remaining())
-
-
-def _space_of(addrs: Lanes) -> str:
-    first = int(addrs[0])
-    if 0 <= first < SHARED_LIMIT:
-        return "shared"
-    return "local" if first >= LOCAL_BASE else "global"
+        for warp, copies in self._copies.items():
+            for copy in copies.outstanding():
+                hazards.report(
+                    "cp.async never waited for", copy.ins, self,
+                    "the CTA exits before it", who=f"warp {warp}",
+                )  # fmt: skip
+        for barrier in self._mbarriers.values():
+            if barrier.tx:
+                hazards.report(
+                    "transaction counts do not balance", None, self,
+                    f"the CTA exits, mbarrier {barrier.describe()}",
+                )  # fmt: skip
+        self.order.finish(list(self._mbarriers.values()))
+        self.pool.finish()

@@ -13,8 +13,9 @@ import numpy as np
 from .errors import UnknownInstruction
 from .memory import LOCAL_BASE
 from .numeric import lookup3
+from .opcode_row import BANK_OF_VIEW, VIEW_OF_TYPE, Elementwise
 from .ops_convert import PACKING, convert
-from .ops_elementwise import BANK_OF_VIEW, ELEMENTWISE, VIEW_OF_TYPE, Elementwise, setp
+from .ops_elementwise import ELEMENTWISE, setp
 from .ptx_ir import Address, Immediate, Instruction, Negated, Pair, Register, Sink, Vector
 
 RowOf = Callable[[Register], int]
@@ -41,6 +42,8 @@ class Op:
     """Is the last of its segment."""
     collective: str = ""
     """"warp" or "warpgroup": all live threads of it must be here."""
+    members: Callable[[RowOf], Callable[[Any], Any]] | None = None
+    """Makes the reader of a warp-wide operation's member masks, None for all lanes."""
     accumulators: tuple[Register, ...] = ()
     """Registers that stay in flight until a wgmma wait."""
     fragments: tuple[Register, ...] = ()

@@ -60,9 +60,27 @@ def from_float32(values: Float32, name: str) -> Bits:
                 bits = f32_to_f16(values).astype(np.uint16)
         case "f32":
             bits = values.view(np.uint32)
+        case "e4m3" | "e5m2":
+            bits = to_float8(values, name)
         case _:
             raise ValueError(f"no conversion from float32 to {name}")
     return bits
+
+
+def to_float8(values: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """The nearest codes, ties to even; overflow and infinity give the largest finite value."""
+    finite = _float8_values(name)[: _FLOAT8_FINITE[name]].astype(np.float64)
+    middles = (finite[1:] + finite[:-1]) / 2
+    magnitude = np.abs(np.asarray(values, np.float64))
+    code = np.searchsorted(middles, magnitude, side="left")
+    tie = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == magnitude)
+    code = code + (tie & (code & 1 == 1))
+    code = np.where(np.isnan(magnitude), 0x7F, code | np.signbit(values) * 0x80)
+    return code.astype(np.uint8)
+
+
+_FLOAT8_FINITE = {"e4m3": 0x7F, "e5m2": 0x7C}
+"""How many codes of one sign are finite."""
 
 
 @lru_cache(maxsize=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,17 @@ from .counters import Counters
 from .cta import Cta, Index3
 from .errors import EmulationError
 from .hazards import HazardLog
+from .limits import check_launch
 from .memory import GlobalMemory
 from .ptx_ir import Kernel
+from .register_rules import registers_at_entry
 from .registers import RegisterFile
 from .scheduler import ClusterScheduler
+from .tracker import Tracker
 
 _MAX_RESIDENT_CLUSTERS = 132
+CHECKS = ("full", "basic")
+"""All hazards, or only those that cost no record of every access."""
 # Unique across launches: register views cache values per CTA.
 _serials = itertools.count()
 
@@ -47,12 +52,21 @@ def run_kernel(
     seed: int,
     counters: Counters,
     hazards: list[str],
+    checks: str = "full",
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Execute a launch; global memory and `counters` are updated, rule breaks go to `hazards`."""
-    machine = Machine(launch, memory, schedule, seed, counters, hazards)
-    with np.errstate(all="ignore"):
-        machine.run(progress)
+    machine = Machine(
+        launch, memory, schedule, seed, counters, HazardLog(hazards, launch.kernel.name)
+    )
+    if checks not in CHECKS:
+        raise ValueError(f"hazards {checks!r} is not one of {', '.join(CHECKS)}")
+    machine.full_checks = checks == "full"
+    try:
+        with np.errstate(all="ignore"):
+            machine.run(progress)
+    finally:
+        machine.hazards.close()
 
 
 class Machine:
@@ -65,12 +79,13 @@ class Machine:
         schedule: str,
         seed: int,
         counters: Counters,
-        hazards: list[str],
+        hazards: HazardLog,
     ) -> None:
         self.launch = launch
         self.memory = memory
         self.counters = counters
-        self.hazards = HazardLog(hazards)
+        self.hazards = hazards
+        self.full_checks = True
         self.program: Program = program_of(launch.kernel)
         self.async_work = AsyncWork(schedule, seed)
         self.late_stores: list[AsyncStore] = []
@@ -78,18 +93,19 @@ class Machine:
         self._threads = int(np.prod(launch.block))
         # Register files and their views are kept for later launches.
         self._files = self.program.register_files.setdefault(self._threads, [])
+        self.registers_per_thread = registers_at_entry(launch.kernel, self._threads)
         self._check_launch()
         self.param_buffer = self._pack_params()
         self.param_base = int(self.param_buffer.ctypes.data)
+        memory.forget_touched()
         memory.add(self.param_base, len(self.param_buffer), "kernel parameters")
+        for name, array in launch.kernel.arrays.items():
+            writable = launch.kernel.variables[name].space == "global"
+            memory.add(array.ctypes.data, len(array), f"variable {name}", writable)
 
     def _check_launch(self) -> None:
         launch, kernel = self.launch, self.launch.kernel
-        required = kernel.reqntid
-        if required is not None and required != tuple(launch.block):
-            raise EmulationError(f"{kernel.name}: block {launch.block}, .reqntid {required}")
-        if any(g % c for g, c in zip(launch.grid, launch.cluster, strict=True)):
-            raise EmulationError(f"grid {launch.grid} is no multiple of {launch.cluster}")
+        check_launch(launch, self.program.shared_static)
         if len(launch.params) != len(kernel.params):
             raise EmulationError(
                 f"{kernel.name}: {len(launch.params)} parameters, {len(kernel.params)} expected"
@@ -117,7 +133,7 @@ class Machine:
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         total = int(np.prod(self.launch.grid))
         done = 0
-        waiting = self._clusters()
+        waiting = iter(self._clusters())
         resident: list[ClusterScheduler] = []
         for scheduler in self._rounds(resident, waiting):
             resident.remove(scheduler)
@@ -138,8 +154,11 @@ class Machine:
         waiting: Iterator[list[Index3]],
     ) -> Iterator[ClusterScheduler]:
         """Yield each cluster when it has finished."""
+        company = self.async_work.company()
         while True:
-            if not resident and not self._admit(resident, waiting):
+            while len(resident) < company and self._admit(resident, waiting):
+                pass
+            if not resident:
                 return
             moved = False
             for scheduler in list(resident):
@@ -163,6 +182,7 @@ class Machine:
         """Run a cluster until it stops, or for a while where others are resident too."""
         steps = 0
         idle = 0
+        turn = self.async_work.turn()
         while not scheduler.done and scheduler.step():
             steps += 1
             if all(f.yielded for f in scheduler.fragments if f.condition is None):
@@ -171,13 +191,20 @@ class Machine:
                     return steps > idle
             else:
                 idle = 0
-            if crowded and steps >= 64:
+            if crowded and steps >= turn:
                 break
         return steps > 0
 
-    def _clusters(self) -> Iterator[list[Index3]]:
+    def _clusters(self) -> Iterable[list[Index3]]:
+        """The clusters' CTAs in launch order; shuffled in the random schedule."""
         (gx, gy, gz), (cx, cy, cz) = self.launch.grid, self.launch.cluster
-        for z, y, x in itertools.product(range(0, gz, cz), range(0, gy, cy), range(0, gx, cx)):
+        corners: Iterable[Index3] = itertools.product(
+            range(0, gz, cz), range(0, gy, cy), range(0, gx, cx)
+        )
+        if self.async_work.schedule == "random":
+            corners = list(corners)
+            self.async_work.random.shuffle(corners)
+        for z, y, x in corners:
             yield [
                 (x + i, y + j, z + k)
                 for k, j, i in itertools.product(range(cz), range(cy), range(cx))
@@ -193,8 +220,11 @@ class Machine:
             return False
         ctas = [Cta(self, next(_serials), i, self._register_file()) for i in indices]
         barrier = ClusterBarrier(sum(cta.threads for cta in ctas))
+        tracker = Tracker(self.hazards, (self._threads + 31) // 32, len(ctas))
         for cta in ctas:
             cta.cluster, cta.cluster_barrier = ctas, barrier
+            if self.full_checks:
+                cta.track(tracker)
         resident.append(ClusterScheduler(self, ctas))
         return True
 
@@ -209,6 +239,16 @@ class Machine:
         for segment in self.program.segments:
             if segment.warps_executed:
                 self.counters.warp_instructions += segment.instructions * segment.warps_executed
-                self.counters.add_ops(segment.counts, segment.warps_executed)
+                times = segment.warps_executed
+                self.counters.add_ops(segment.counts, segment.classes, times)
                 self.counters.mufu += segment.mufu * segment.lanes_executed
                 segment.warps_executed = segment.lanes_executed = 0
+        self.counters.launches += 1
+        self._count_unique_bytes()
+
+    def _count_unique_bytes(self) -> None:
+        counters = self.counters
+        counters.unique_global_load_bytes += self.memory.loaded.count()
+        counters.unique_global_store_bytes += self.memory.stored.count()
+        loaded = counters.tma_load_bytes + counters.global_load_bytes
+        counters.global_reread_bytes = max(loaded - counters.unique_global_load_bytes, 0)

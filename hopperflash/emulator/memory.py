@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import AddressError
+from .traffic import TouchedBytes
 
 SHARED_BASE = 1024
 # mapa puts (rank + 1) above the 24 address bits of a CTA's own shared window.
@@ -41,6 +43,11 @@ class GlobalMemory:
         self._starts: list[int] = []
         self._regions: list[Region] = []
         self._views: dict[tuple[int, int, int], NDArray[Any]] = {}
+        self.forget_touched()
+
+    def forget_touched(self) -> None:
+        """Starts a new record of the bytes that are loaded and stored."""
+        self.loaded, self.stored = TouchedBytes(), TouchedBytes()
 
     def add(self, start: int, nbytes: int, name: str, writable: bool = True) -> None:
         """Register a region; a region that repeats or lies inside another one is merged into it."""
@@ -94,6 +101,15 @@ class GlobalMemory:
         self.check(addr, addr + nbytes, write)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(addr))
 
+    def touch_box(
+        self, addr: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, write: bool
+    ) -> None:
+        """Notes a box of items, inside one region, as loaded or stored."""
+        region = self.check(addr, addr + itemsize, write)
+        start = region.start & ~15
+        touched = self.stored if write else self.loaded
+        touched.box(start, region.end, addr - start, shape, strides, itemsize)
+
     def _typed(self, region: Region, itemsize: int) -> tuple[int, NDArray[Any]]:
         start = region.start & ~15
         key = (start, region.end, itemsize)
@@ -124,6 +140,7 @@ class GlobalMemory:
         for region, lanes in self._parts(addrs, itemsize * count, False):
             start, view = self._typed(region, itemsize)
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
+            self.loaded.items(start, region.end, index + np.arange(count)[:, None], itemsize)
             for c in range(count):
                 out[c, slice(None) if lanes is None else lanes] = view[index + c]
         return out
@@ -135,6 +152,7 @@ class GlobalMemory:
         for region, lanes in self._parts(addrs, itemsize * count, True):
             start, view = self._typed(region, itemsize)
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
+            self.stored.items(start, region.end, index + np.arange(count)[:, None], itemsize)
             for c in range(count):
                 view[index + c] = values[c] if lanes is None else values[c, lanes]
 

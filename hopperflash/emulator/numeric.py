@@ -64,13 +64,6 @@ def pack_f16x2(hi: Array, lo: Array) -> Array:
     return (f32_to_f16(hi) << np.uint32(16)) | f32_to_f16(lo)
 
 
-def fma32(a: Array, b: Array, c: Array) -> Array:
-    """float32 fma through float64: the product is exact, the sum rounds once more to float32."""
-    t = np.multiply(a, b, dtype=np.float64)
-    t += c
-    return t.astype(np.float32)
-
-
 def ex2_ftz(x: Array) -> Array:
     return flush(np.exp2(flush(x)))
 

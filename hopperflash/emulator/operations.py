@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from .decode import Op, decode_elementwise, unknown
 from .ops_async import ASYNC_OPS
+from .ops_call import CALL_OPS
+from .ops_cluster import CLUSTER_OPS
 from .ops_memory import MEMORY_OPS
 from .ops_sync import SYNC_OPS
+from .ops_tensormap import TENSORMAP_OPS
 from .ops_warp import WARP_OPS
 from .ptx_ir import Instruction
 
 # To add an opcode, add it to one of these tables or to ops_elementwise.ELEMENTWISE.
-EFFECTS = {**MEMORY_OPS, **ASYNC_OPS, **SYNC_OPS, **WARP_OPS}
+EFFECTS = {
+    **MEMORY_OPS, **ASYNC_OPS, **CLUSTER_OPS, **TENSORMAP_OPS, **SYNC_OPS, **WARP_OPS, **CALL_OPS,
+}  # fmt: skip
 
 
 def decode(ins: Instruction) -> list[Op]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .bulk_loads import BulkLoad, TensorLoad, targets
 from .bulk_stores import BulkStore, TensorStore
 from .decode import Effect, Op, RowOf, effect, unknown
+from .errors import BarrierError
 from .memory import CLUSTER_SHIFT
 from .operands import address_reader, one_lane_per_warp, reader, scalar_at
 from .ptx_ir import Immediate, Instruction, Vector
@@ -51,12 +52,12 @@ def decode_tensor_load(ins: Instruction) -> Op:
         ranks = reader(mask_operand, "h", row) if mask_operand is not None else None
 
         def run(g: Any, m: Any) -> None:
-            for _, lane in one_lane_per_warp(m, g):
+            for warp, lane in one_lane_per_warp(m, g):
                 tensor_map = decode_tensor_map(g.cta.tensor_map_bytes(int(tensor(g)[lane])))
                 coords = [scalar_at(c(g), lane) for c in coordinates]
                 mask = None if ranks is None else scalar_at(ranks(g), lane)
                 where = targets(g.cta, int(to(g)[lane]), int(signal(g)[lane]), mask)
-                TensorLoad(g.cta, ins, where, tensor_map, coords).submit()
+                TensorLoad(g.cta, ins, where, tensor_map, coords).submit(warp)
 
         return run
 
@@ -103,11 +104,11 @@ def decode_bulk_load(ins: Instruction) -> Op:
         ranks = reader(mask_operand, "h", row) if mask_operand is not None else None
 
         def run(g: Any, m: Any) -> None:
-            for _, lane in one_lane_per_warp(m, g):
+            for warp, lane in one_lane_per_warp(m, g):
                 mask = None if ranks is None else scalar_at(ranks(g), lane)
                 where = targets(g.cta, int(to(g)[lane]), int(signal(g)[lane]), mask)
                 nbytes, start = scalar_at(read_size(g), lane), int(frm(g)[lane])
-                BulkLoad(g.cta, ins, where, start, nbytes, from_shared).submit()
+                BulkLoad(g.cta, ins, where, start, nbytes, from_shared).submit(warp)
 
         return run
 
@@ -172,7 +173,8 @@ def decode_copy_arrive(ins: Instruction) -> Op:
         def run(g: Any, m: Any) -> None:
             addrs = at(g)
             for lane in np.nonzero(np.ones(g.n, bool) if m is None else m)[0]:
-                g.cta.arrive_after_copies(g, int(lane), int(addrs[lane]), counted)
+                copies = g.cta.copy_groups(int(lane) + g.lo >> 5)
+                copies.arrive(g.cta.mbarrier(int(addrs[lane])), counted)
 
         return run
 
@@ -226,6 +228,10 @@ def decode_wgmma(ins: Instruction) -> Op:
     if not all(isinstance(t, Immediate) for t in tail):
         raise unknown(ins, "scales and transposes must be literals")
     from_registers = isinstance(a, Vector)
+    if len(d.items) != shape.registers or (from_registers and len(a.items) != 4):
+        raise unknown(ins, f"{len(d.items)} accumulator registers, not {shape.registers}")
+    if ins.parts[-1] == "satfinite":
+        raise unknown(ins, "saturating integer accumulators")
     values = [t.value for t in tail]
     scale_a, scale_b = values[:2] if len(values) >= 2 else (1, 1)
     transposes = values[2:]
@@ -237,14 +243,20 @@ def decode_wgmma(ins: Instruction) -> Op:
     def make(row: RowOf) -> Effect:
         d_rows, d_mask = _accumulator_rows(tuple(row(r) for r in d.items))
         a_rows = _rows_index([row(r) for r in a.items]) if from_registers else None
+        a_mask = sum(1 << row(r) for r in a.items) if from_registers else 0
         read_a = None if from_registers else reader(a, "q", row)
         read_b = reader(b, "q", row)
         read_scale = reader(scale_d, "p", row)
 
         def run(g: Any, m: Any) -> None:
+            if m is not None or g.lo % 128 or g.n % 128:
+                raise BarrierError(
+                    f"wgmma by threads {g.lo}..{g.hi - 1}: it takes whole warpgroups, "
+                    "four warps from a multiple of four on"
+                )
             for start in range(0, g.n, 128):
                 op = WgmmaOp(
-                    ins, shape, d_rows, d_mask,
+                    ins, shape, d_rows, d_mask, a_mask,
                     overwrite=not scalar_at(read_scale(g), start),
                     a_registers=None if a_rows is None
                     else g.U[a_rows, start : start + 128].copy(),
@@ -314,9 +326,9 @@ ASYNC_OPS: dict[str, Callable[[Instruction], Op]] = {
     "cp.async.bulk.prefetch": decode_nothing,
     "cp.async.bulk.commit_group": _per_warp(lambda w, _: w[0].bulk_groups(w[1]).commit()),
     "cp.async.bulk.wait_group": _bulk_wait,
-    "cp.async.commit_group": _per_warp(lambda w, _: w[0].commit_copies(w[1])),
-    "cp.async.wait_group": _per_warp(lambda w, n: w[0].wait_copies(w[1], n)),
-    "cp.async.wait_all": _per_warp(lambda w, _: w[0].wait_all_copies(w[1])),
+    "cp.async.commit_group": _per_warp(lambda w, _: w[0].copy_groups(w[1]).commit()),
+    "cp.async.wait_group": _per_warp(lambda w, n: w[0].copy_groups(w[1]).wait(n)),
+    "cp.async.wait_all": _per_warp(lambda w, _: w[0].copy_groups(w[1]).wait_all()),
     "cp.async.mbarrier": decode_copy_arrive,
     "mapa": decode_mapa,
     "wgmma.mma_async": decode_wgmma,

@@ -1,48 +1,29 @@
 """Table of per-lane opcodes: which register views an opcode reads and writes, and its function.
 
-A view letter names how a register row is seen: h/e = u16/s16, u/i/f = u32/s32/f32,
-q/l/d = u64/s64/f64, p = predicate. To add an opcode, add a row to `ELEMENTWISE` (exact opcode
-text) or, for families with many modifiers, a builder to `BUILDERS`.
+To add an opcode, add a row to `ELEMENTWISE` under its exact text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from . import numeric as nm
-
-View = str
-VIEW_OF_TYPE: dict[str, View] = {
-    "b8": "h", "u8": "h", "s8": "e",
-    "b16": "h", "u16": "h", "s16": "e", "f16": "h", "bf16": "h",
-    "b32": "u", "u32": "u", "s32": "i", "f32": "f", "f16x2": "u", "bf16x2": "u",
-    "b64": "q", "u64": "q", "s64": "l", "f64": "d",
-    "pred": "p",
-}  # fmt: skip
-BANK_OF_VIEW = {
-    "h": "h", "e": "h", "u": "u", "i": "u", "f": "u", "q": "q", "l": "q", "d": "q", "p": "p",
-}  # fmt: skip
-
-
-class Elementwise(NamedTuple):
-    """dst = fn(*srcs); a ufunc also takes out= and where=."""
-
-    dst: View
-    srcs: str
-    fn: Callable[..., Any]
-    ufunc: bool = False
+from . import rounding
+from .opcode_row import BANK_OF_VIEW, VIEW_OF_TYPE, Elementwise, View
+from .ops_bits import bit_rows, integer_rows, predicate_rows
+from .ops_packed import dot_rows, half_rows, pair_rows, with_sign
 
 
 def _table() -> dict[str, Elementwise]:
     table: dict[str, Elementwise] = {}
     _integer_rows(table)
     _float_rows(table)
-    _logic_rows(table)
     _select_and_move_rows(table)
-    _half_rows(table)
+    for rows in (bit_rows, integer_rows, predicate_rows, half_rows, pair_rows, dot_rows):
+        table.update(rows())
     return table
 
 
@@ -68,52 +49,22 @@ def _integer_rows(table: dict[str, Elementwise]) -> None:
         table[f"div.{t}"] = Elementwise(v, v * 2, nm.truncated_div)
         table[f"rem.{t}"] = Elementwise(v, v * 2, nm.truncated_rem)
         table[f"shr.{t}"] = Elementwise(v, v + "u", nm.shift_right)
-        if width >= 32:
-            table[f"bfe.{t}"] = Elementwise(v, v + "uu", nm.bit_extract)
-            table[f"bfind.{t}"] = Elementwise("u", v, nm.find_leading)
         if t[0] == "s":
             table[f"abs.{t}"] = Elementwise(v, v, np.absolute, True)
             table[f"neg.{t}"] = Elementwise(v, v, np.negative, True)
-    for name, fn in (("min", np.minimum), ("max", np.maximum)):
-        table[f"{name}.relu.s32"] = Elementwise(
-            "i", "ii", lambda a, b, f=fn: np.maximum(f(a, b), np.int32(0))
-        )
-    for t in ("u32", "s32"):
-        v = VIEW_OF_TYPE[t]
-        table[f"sad.{t}"] = Elementwise("u", v * 2 + "u", _sum_abs_diff)
-    for t in ("u32.u32", "s32.s32"):
-        table[f"dp2a.lo.{t}"] = Elementwise(
-            t[0].replace("s", "i"), "uu" + t[0].replace("s", "i"), _dot2(0, t[0] == "s")
-        )
-        table[f"dp2a.hi.{t}"] = Elementwise(
-            t[0].replace("s", "i"), "uu" + t[0].replace("s", "i"), _dot2(2, t[0] == "s")
-        )
 
 
-def _sum_abs_diff(a: Any, b: Any, c: Any) -> Any:
-    return c + (np.maximum(a, b) - np.minimum(a, b)).astype(np.uint32)
-
-
-def _dot2(first_byte: int, signed: bool) -> Callable[..., Any]:
-    half, octet = (np.int16, np.int8) if signed else (np.uint16, np.uint8)
-
-    def run(a: Any, b: Any, c: Any) -> Any:
-        result = np.array(c)
-        for i in range(2):
-            x = (np.asarray(a) >> np.uint32(16 * i)).astype(np.uint16).view(half)
-            y = (np.asarray(b) >> np.uint32(8 * (first_byte + i))).astype(np.uint8).view(octet)
-            result = result + x.astype(result.dtype) * y.astype(result.dtype)
-        return result
-
-    return run
+_DIRECTED = (".rz", ".rm", ".rp")
 
 
 def _float_rows(table: dict[str, Elementwise]) -> None:
     for t, v in (("f32", "f"), ("f64", "d")):
-        for rounding in ("", ".rn", ".rz", ".rm", ".rp"):
+        for direction in ("", ".rn", *_DIRECTED):
             for ftz in ("", ".ftz") if t == "f32" else ("",):
-                _float_arithmetic(table, f"{rounding}{ftz}", t, v)
+                _float_arithmetic(table, f"{direction}{ftz}", t, v)
         for ftz in ("", ".ftz") if t == "f32" else ("",):
+            table[f"min{ftz}.xorsign.abs.{t}"] = Elementwise(v, v * 2, with_sign(np.fmin))
+            table[f"max{ftz}.xorsign.abs.{t}"] = Elementwise(v, v * 2, with_sign(np.fmax))
             table[f"min{ftz}.{t}"] = Elementwise(v, v * 2, np.fmin, True)
             table[f"max{ftz}.{t}"] = Elementwise(v, v * 2, np.fmax, True)
             table[f"min{ftz}.NaN.{t}"] = Elementwise(v, v * 2, np.minimum, True)
@@ -124,6 +75,10 @@ def _float_rows(table: dict[str, Elementwise]) -> None:
             table[f"abs{ftz}.{t}"] = Elementwise(v, v, np.absolute, True)
             table[f"neg{ftz}.{t}"] = Elementwise(v, v, np.negative, True)
         table[f"copysign.{t}"] = Elementwise(v, v * 2, lambda a, b: np.copysign(b, a))
+    for name in ("rcp", "rsqrt"):
+        table[f"{name}.approx.f64"] = table[f"{name}.approx.ftz.f64"] = Elementwise(
+            "d", "d", APPROXIMATE[name]
+        )
     for name, fn in APPROXIMATE.items():
         table[f"{name}.approx.f32"] = Elementwise("f", "f", fn)
         table[f"{name}.approx.ftz.f32"] = Elementwise("f", "f", _with_ftz(fn))
@@ -136,40 +91,26 @@ def _float_rows(table: dict[str, Elementwise]) -> None:
 
 def _float_arithmetic(table: dict[str, Elementwise], mods: str, t: str, v: View) -> None:
     ftz = mods.endswith(".ftz")
-    if mods[:3] in (".rz", ".rm", ".rp"):
+    mode = mods[1:3] if mods[:3] in _DIRECTED else ""
+    if mode and t == "f64":
         return
-    for name, fn in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
-        table[f"{name}{mods}.{t}"] = (
-            Elementwise(v, v * 2, _with_ftz(fn)) if ftz else Elementwise(v, v * 2, fn, True)
-        )
-        table[f"{name}{mods}.sat.{t}"] = Elementwise(
-            v, v * 2, lambda a, b, f=fn: nm.saturate(f(a, b))
-        )
-    fma: Callable[..., Any] = nm.fma32 if t == "f32" else lambda a, b, c: a * b + c
-    if ftz:
-        fma = _with_ftz(fma)
-    for name in ("fma", "mad"):
-        table[f"{name}{mods}.{t}"] = Elementwise(v, v * 3, fma)
-        table[f"{name}{mods}.sat.{t}"] = Elementwise(
-            v, v * 3, lambda a, b, c, f=fma: nm.saturate(f(a, b, c))
-        )
-    if ".rn" in mods:
-        table[f"div{mods}.{t}"] = Elementwise(v, v * 2, np.divide, True)
-        table[f"rcp{mods}.{t}"] = Elementwise(v, v, APPROXIMATE["rcp"])
-        table[f"sqrt{mods}.{t}"] = Elementwise(v, v, np.sqrt, True)
-    if t == "f32" and mods in (".rn", ".rn.ftz"):
-        for name, fn in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
-            table[f"{name}{mods}.f32x2"] = Elementwise("q", "qq", _pair(fn))
-        table[f"fma{mods}.f32x2"] = Elementwise("q", "qqq", _pair(nm.fma32))
-
-
-def _pair(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        broadcast = np.broadcast_arrays(*(np.asarray(a) for a in args))
-        floats = [np.ascontiguousarray(a).view(np.float32) for a in broadcast]
-        return np.ascontiguousarray(fn(*floats)).view(np.uint64)
-
-    return run
+    fma: Callable[..., Any] = rounding.fma if t == "f32" else rounding.fma64
+    functions: dict[str, tuple[int, Callable[..., Any]]] = {
+        "add": (2, np.add), "sub": (2, np.subtract), "mul": (2, np.multiply),
+        "fma": (3, fma), "mad": (3, fma),
+    }  # fmt: skip
+    if mods[:3] in (".rn", *_DIRECTED):
+        functions.update(div=(2, np.divide), rcp=(1, APPROXIMATE["rcp"]), sqrt=(1, np.sqrt))
+    for name, (count, fn) in functions.items():
+        if mode:
+            fn = rounding.arithmetic(name.replace("mad", "fma"), mode)
+        if ftz:
+            fn = _with_ftz(fn)
+        table[f"{name}{mods}.{t}"] = Elementwise(v, v * count, fn, isinstance(fn, np.ufunc))
+        if count > 1 and name != "div":
+            table[f"{name}{mods}.sat.{t}"] = Elementwise(
+                v, v * count, lambda *args, f=fn: nm.saturate(f(*args))
+            )
 
 
 def _with_ftz(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,31 +131,6 @@ APPROXIMATE: dict[str, Callable[..., Any]] = {
     "cos": np.cos,
     "tanh": np.tanh,
 }
-
-
-def _logic_rows(table: dict[str, Elementwise]) -> None:
-    for t in ("pred", "b16", "b32", "b64"):
-        v = VIEW_OF_TYPE[t]
-        table[f"and.{t}"] = Elementwise(v, v * 2, np.bitwise_and, True)
-        table[f"or.{t}"] = Elementwise(v, v * 2, np.bitwise_or, True)
-        table[f"xor.{t}"] = Elementwise(v, v * 2, np.bitwise_xor, True)
-        table[f"not.{t}"] = Elementwise(v, v, np.invert, True)
-        if t != "pred":
-            table[f"cnot.{t}"] = Elementwise(v, v, lambda a: (a == 0).astype(a.dtype))
-            table[f"shl.{t}"] = Elementwise(v, v + "u", nm.shift_left)
-            table[f"shr.{t}"] = Elementwise(v, v + "u", nm.shift_right)
-    for t in ("b32", "b64"):
-        v = VIEW_OF_TYPE[t]
-        table[f"popc.{t}"] = Elementwise("u", v, nm.popcount)
-        table[f"clz.{t}"] = Elementwise("u", v, nm.count_leading_zeros)
-        table[f"brev.{t}"] = Elementwise(v, v, nm.reverse_bits)
-        table[f"bfi.{t}"] = Elementwise(v, v * 2 + "uu", nm.bit_insert)
-    table["prmt.b32"] = Elementwise("u", "uuu", nm.permute_bytes)
-    for direction in "lr":
-        for mode in ("wrap", "clamp"):
-            table[f"shf.{direction}.{mode}.b32"] = Elementwise(
-                "u", "uuu", nm.funnel(direction, mode)
-            )
 
 
 def _select(a: Any, b: Any, p: Any) -> Any:
@@ -243,23 +159,6 @@ def _select_and_move_rows(table: dict[str, Elementwise]) -> None:
 
 def _copy(a: Any) -> Any:
     return a
-
-
-def _half_rows(table: dict[str, Elementwise]) -> None:
-    operations: dict[str, tuple[int, Callable[..., Any]]] = {
-        "add": (2, np.add), "sub": (2, np.subtract), "mul": (2, np.multiply),
-        "fma": (3, nm.fma32), "min": (2, np.fmin), "max": (2, np.fmax),
-        "neg": (1, np.negative), "abs": (1, np.absolute),
-        "ex2.approx": (1, np.exp2), "tanh.approx": (1, np.tanh),
-    }  # fmt: skip
-    for kind in ("bf16", "f16"):
-        for name, (count, fn) in operations.items():
-            for mod in ("", ".rn", ".ftz", ".rn.ftz"):
-                table[f"{name}{mod}.{kind}x2"] = Elementwise("u", "u" * count, nm.packed(kind, fn))
-                table[f"{name}{mod}.{kind}"] = Elementwise("h", "h" * count, nm.scalar16(kind, fn))
-        table[f"fma.rn.relu.{kind}x2"] = Elementwise(
-            "u", "uuu", nm.packed(kind, lambda a, b, c: np.fmax(nm.fma32(a, b, c), np.float32(0)))
-        )
 
 
 _ORDERED: dict[str, Callable[..., Any]] = {
@@ -299,6 +198,10 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+def _after(load: Callable[..., Any], compare: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: compare(load(np.asarray(a)), load(np.asarray(b)))
+
+
 def setp(parts: tuple[str, ...], inverted: bool) -> Elementwise | None:
     """setp.CMP[.BOOL][.ftz].TYPE; `inverted` gives the second destination."""
     kind = parts[-1]
@@ -309,9 +212,9 @@ def setp(parts: tuple[str, ...], inverted: bool) -> Elementwise | None:
     if v is None or compare is None or len(mods) > 1 or (mods and mods[0] not in _COMBINE):
         return None
     if kind in ("f16", "bf16"):
-        load = nm.bf16_to_f32 if kind == "bf16" else nm.f16_to_f32
-        base = compare
-        compare = lambda a, b: base(load(np.asarray(a)), load(np.asarray(b)))  # noqa: E731
+        compare = _after(nm.bf16_to_f32 if kind == "bf16" else nm.f16_to_f32, compare)
+    if kind == "f32" and "ftz" in parts:
+        compare = _after(nm.flush, compare)
     if not mods:
         if inverted:
             return Elementwise("p", v * 2, lambda a, b: ~compare(a, b))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .address_spaces import parts, space_of
+from .bank_conflicts import extra_wavefronts
 from .decode import Effect, Op, RowOf, effect, unknown
 from .fragments import matrix_lanes, transposed_matrix_lanes
 from .memory import check_alignment, unsigned
@@ -23,8 +25,17 @@ _SPACES = {"global", "shared", "shared::cta", "shared::cluster", "local", "param
 _CACHE = re.compile(
     r"(ca|cg|cs|lu|cv|wb|wt|nc|unified|L1::\w+|L2::(cache_hint|\d+B|evict_\w+)|evict_\w+)$"
 )
-_VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+_VECTORS = {"v2": 2, "v4": 4}
 _TYPE = re.compile(r"[busf](8|16|32|64)$")
+
+
+def count_conflicts(
+    g: Any, space: str, addrs: NDArray[np.int64], lanes: NDArray[np.int64] | None, nbytes: int
+) -> None:
+    """Adds the bank conflicts of an access to shared memory."""
+    if space == "shared" or (not space and space_of(addrs) == "shared"):
+        threads = (np.arange(g.n) if lanes is None else lanes) + g.lo
+        g.cta.machine.counters.shared_bank_conflicts += extra_wavefronts(addrs, threads, nbytes)
 
 
 class _Access:
@@ -71,14 +82,15 @@ def decode_ld(ins: Instruction) -> Op:
         at = address_reader(address, row)
         writers = [(writer(i, _view(i), row), _view(i)) for i in items]
         size, count, space, signed = access.size, access.count, access.space, access.signed
+        nbytes = size * count
 
         def run(g: Any, m: Any) -> None:
             lanes = None if m is None else np.nonzero(m)[0]
             if lanes is not None and not lanes.size:
                 return
-            addrs = at(g)
-            values = g.cta.load(space, addrs if lanes is None else addrs[lanes], size, count, g,
-                                lanes)  # fmt: skip
+            addrs = at(g) if lanes is None else at(g)[lanes]
+            count_conflicts(g, space, addrs, lanes, nbytes)
+            values = g.cta.load(space, addrs, size, count, g, lanes, ins)
             for (write, view), value in zip(writers, values, strict=True):
                 value = _extend(value, view, signed)
                 if lanes is None:
@@ -152,7 +164,8 @@ def decode_st(ins: Instruction) -> Op:
                 values[i] = read(g).astype(kind)
             if lanes is not None:
                 addrs, values = addrs[lanes], values[:, lanes]
-            g.cta.store(space, addrs, values, g, lanes)
+            count_conflicts(g, space, addrs, lanes, len(readers) * access.size)
+            g.cta.store(space, addrs, values, g, lanes, ins)
 
         return run
 
@@ -173,7 +186,7 @@ _ATOMIC_TYPES: dict[str, Any] = {
 
 
 def decode_atomic(ins: Instruction) -> Op:
-    """atom and red, one lane after the other in lane order."""
+    """atom and red; lanes at one address go one after the other, in lane order."""
     operation, kind, space, count = "", ins.parts[-1], "", 1
     for part in ins.parts[1:-1]:
         if part in _SPACES:
@@ -203,13 +216,14 @@ def decode_atomic(ins: Instruction) -> Op:
             addrs = at(g)
             values = [[lanes_of(r(g), g) for r in group] for group in readers]
             old = np.zeros((count, g.n), unsigned(size))
-            for lane in lanes:
-                for c in range(count):
-                    a = addrs[lane : lane + 1] + c * size
-                    before = g.cta.load(space, a, size, 1, g, lane[None])[0]
-                    after = update(before, *(group[c][lane : lane + 1] for group in values))
-                    g.cta.store(space, a, after.reshape(1, 1), g, lane[None])
-                    old[c, lane] = before[0]
+            for c in range(count):
+                where = addrs + c * size
+                for together in _apart(where, lanes):
+                    operands = [group[c][together] for group in values]
+                    old[c, together] = g.cta.atomic(
+                        space, where[together], size, lambda before, o=operands: update(before, *o),
+                        g, together, ins,
+                    )  # fmt: skip
             for c, write in enumerate(writers):
                 write(g, old[c], m)
 
@@ -218,6 +232,14 @@ def decode_atomic(ins: Instruction) -> Op:
     return effect(
         ins, make, writes=_items(dst) if returns else (), reads=(address, *sources), yields=returns
     )
+
+
+def _apart(addrs: NDArray[np.int64], lanes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """All lanes at once where their addresses differ and lie in one memory, else each alone."""
+    different = len(np.unique(addrs[lanes])) == len(lanes)
+    if different and len(lanes) and parts("", addrs[lanes]) is None:
+        return [lanes]
+    return [lane[None] for lane in lanes]
 
 
 def _atomic_update(operation: str, kind: str) -> Callable[..., Any]:
@@ -273,17 +295,27 @@ def decode_matrix(ins: Instruction) -> Op:
             flat: NDArray[np.int64] = np.moveaxis(elements, 0, 1).reshape(count, -1)
             return flat
 
+        def lanes_of_words(g: Any) -> NDArray[np.int64]:
+            return np.tile(np.repeat(np.arange(g.n), per_register), count)
+
+        def count_rows(g: Any) -> None:
+            rows_read = at(g).reshape(-1, 32)[:, : 8 * count]
+            lanes = np.arange(g.n).reshape(-1, 32)[:, : 8 * count]
+            count_conflicts(g, "shared", rows_read.ravel(), lanes.ravel(), 16)
+
         def load(g: Any, m: Any) -> None:
+            count_rows(g)
             addrs = addresses(g)
-            words = g.cta.load("shared", addrs.reshape(-1), size, 1, g, None)[0]
+            words = g.cta.load("shared", addrs.reshape(-1), size, 1, g, lanes_of_words(g), ins)[0]
             words = np.ascontiguousarray(words.reshape(count, -1)).view(np.uint32)
             for i, r in enumerate(rows):
                 g.u[r][...] = words[i]
 
         def store(g: Any, m: Any) -> None:
+            count_rows(g)
             words = np.ascontiguousarray(g.U[rows]).view(unsigned(size))
-            lanes = np.tile(np.repeat(np.arange(g.n), per_register), count)
-            g.cta.store("shared", addresses(g).reshape(-1), words.reshape(1, -1), g, lanes)
+            to = addresses(g).reshape(-1)
+            g.cta.store("shared", to, words.reshape(1, -1), g, lanes_of_words(g), ins)
 
         return load if loads else store
 
@@ -307,14 +339,17 @@ def decode_cp_async(ins: Instruction) -> Op:
 
     def make(row: RowOf) -> Effect:
         to, frm = address_reader(dst, row), address_reader(src, row)
-        valid = reader(rest[0], "u", row) if rest else None
+        ignores = bool(rest) and getattr(rest[0], "bank", "") == "p"
+        valid = reader(rest[0], "p" if ignores else "u", row) if rest else None
 
         def run(g: Any, m: Any) -> None:
             lanes = active(m, g)
             if not lanes.size:
                 return
             sizes = None if valid is None else lanes_of(valid(g), g)[lanes].astype(np.int64)
-            g.cta.copy_async(g, lanes, to(g)[lanes], frm(g)[lanes], nbytes.value, sizes)
+            if ignores and sizes is not None:
+                sizes = nbytes.value * (1 - sizes)
+            g.cta.copy_async(g, lanes, to(g)[lanes], frm(g)[lanes], nbytes.value, sizes, ins)
 
         return run
 

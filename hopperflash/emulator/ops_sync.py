@@ -1,19 +1,20 @@
-"""Synchronisation opcodes: mbarrier, bar/barrier, cluster barrier, fences, register counts."""
+"""Synchronisation opcodes: mbarrier, fences, register counts, branches and exits."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .decode import Effect, Op, RowOf, effect, unknown
 from .errors import EmulationError
-from .operands import active, address_reader, lanes_of, one_lane_per_warp, reader, scalar_at, writer
+from .lane_groups import groups
+from .operands import active, address_reader, one_lane_per_warp, reader, scalar_at, writer
+from .ops_barrier import decode_bar
 from .ptx_ir import Immediate, Instruction, Register, Sink
-from .waiting import BarrierWait, Block, ClusterWait, MBarrierWait
+from .waiting import Block, MBarrierWait
 
 _MODIFIERS = {
     "relaxed", "acquire", "release", "cta", "cluster", "shared", "shared::cta",
@@ -21,33 +22,14 @@ _MODIFIERS = {
 }  # fmt: skip
 
 
+# The state of an arrival: its phase, and above it the pending count before it.
+_PENDING_SHIFT = 32
+
+
 def _check_modifiers(ins: Instruction, skip: int) -> None:
     for part in ins.parts[skip:]:
         if part not in _MODIFIERS:
             raise unknown(ins, f"modifier .{part}")
-
-
-class _Group(NamedTuple):
-    """Active lanes that agree on an operand tuple."""
-
-    values: tuple[int, ...]
-    lanes: NDArray[np.int64]
-    everyone: bool
-
-
-def _groups(g: Any, m: Any, *columns: Any) -> list[_Group]:
-    if g.n == 1 and m is None:
-        return [_Group(tuple(scalar_at(c, 0) for c in columns), np.zeros(1, np.int64), True)]
-    lanes = active(m, g)
-    if not lanes.size:
-        return []
-    rows = [lanes_of(c, g)[lanes] for c in columns]
-    if all((r == r[0]).all() for r in rows):
-        return [_Group(tuple(int(r[0]) for r in rows), lanes, True)]
-    keys = list(zip(*(r.tolist() for r in rows), strict=True))
-    return [
-        _Group(key, lanes[np.array([k == key for k in keys])], False) for key in sorted(set(keys))
-    ]
 
 
 def decode_mbarrier(ins: Instruction) -> Op:
@@ -63,8 +45,10 @@ def decode_mbarrier(ins: Instruction) -> Op:
     return decoder(ins)
 
 
-def _mbarrier_update(apply: Callable[[Any, int, int], Any]) -> Callable[[Instruction], Op]:
-    """[address], value: `apply(cta, address, value)` once per active lane group and lane."""
+def _mbarrier_update(
+    apply: Callable[[Any, Instruction, int, int], Any],
+) -> Callable[[Instruction], Op]:
+    """[address], value: `apply(cta, ins, address, value)` once per active lane."""
 
     def decode(ins: Instruction) -> Op:
         address, *rest = ins.operands
@@ -74,9 +58,9 @@ def _mbarrier_update(apply: Callable[[Any, int, int], Any]) -> Callable[[Instruc
             read = reader(rest[0], "u", row) if rest else (lambda g: np.uint32(0))
 
             def run(g: Any, m: Any) -> None:
-                for group in _groups(g, m, at(g), read(g)):
+                for group in groups(g, m, at(g), read(g)):
                     for _ in group.lanes:
-                        apply(g.cta, *group.values)
+                        apply(g.cta, ins, *group.values)
 
             return run
 
@@ -94,20 +78,25 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
         def make(row: RowOf) -> Effect:
             at = address_reader(address, row)
             default: Any = np.uint32(0 if with_tx else 1)
+            relaxed = "relaxed" in ins.parts
             read = reader(rest[0], "u", row) if rest else (lambda g: default)
             write = writer(state, "q", row)
 
             def run(g: Any, m: Any) -> None:
                 tokens = np.zeros(g.n, np.uint64)
-                g.cta.release(g, m)
-                for group in _groups(g, m, at(g), read(g)):
+                for group in groups(g, m, at(g), read(g)):
                     where, value = group.values
+                    barrier = g.cta.mbarrier(where)
+                    g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
+                    if not relaxed:
+                        g.cta.order.release(g, group.lanes, barrier.arrivals)
                     for lane in group.lanes:
-                        barrier = g.cta.mbarrier(where)
                         if with_tx:
                             barrier.expect_tx(value)
+                        pending = barrier.pending
                         arrive = barrier.drop if drop else barrier.arrive
-                        tokens[lane] = arrive(1 if with_tx else value)
+                        phase = arrive(1 if with_tx else value)
+                        tokens[lane] = pending << _PENDING_SHIFT | phase
                 write(g, tokens, m)
 
             return run
@@ -117,109 +106,81 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
     return decode
 
 
-def _wait(may_block: bool) -> Callable[[Instruction], Op]:
-    def decode(ins: Instruction) -> Op:
-        flag, address, phase = ins.operands[:3]
-        parity = "parity" in ins.parts
-
-        def make(row: RowOf) -> Effect:
-            at = address_reader(address, row)
-            read = reader(phase, "u" if parity else "q", row)
-            target = row(flag)
-
-            def run(g: Any, m: Any) -> list[Block]:
-                blocks = []
-                g.cta.machine.counters.mbarrier_waits += 1
-                for group in _groups(g, m, at(g), read(g)):
-                    where, value = group.values
-                    barrier = g.cta.mbarrier(where)
-                    lanes = slice(None) if group.everyone and m is None else group.lanes
-                    bits = value if parity else value & 1
-                    passed = barrier.passed(bits)
-                    g.p[target][lanes] = passed
-                    if not passed:
-                        wait = MBarrierWait(barrier, bits, g.p[target], lanes, may_block)
-                        blocks.append(Block(group.lanes, wait))
-                return blocks
-
-            return run
-
-        return effect(ins, make, writes=(flag,), reads=(address, phase), alone=True)
-
-    return decode
-
-
-def _init(cta: Any, address: int, count: int) -> None:
-    cta.init_mbarrier(address, count)
-
-
-_MBARRIER: dict[str, Callable[[Instruction], Op]] = {
-    "init": _mbarrier_update(_init),
-    "inval": _mbarrier_update(lambda cta, address, _: cta.drop_mbarrier(address)),
-    "expect_tx": _mbarrier_update(lambda cta, a, n: cta.mbarrier(a).expect_tx(n)),
-    "complete_tx": _mbarrier_update(lambda cta, a, n: cta.mbarrier(a).complete_tx(n)),
-    "arrive": _arrive(drop=False, with_tx=False),
-    "arrive.expect_tx": _arrive(drop=False, with_tx=True),
-    "arrive_drop": _arrive(drop=True, with_tx=False),
-    "arrive_drop.expect_tx": _arrive(drop=True, with_tx=True),
-    "test_wait": _wait(may_block=False),
-    "try_wait": _wait(may_block=True),
-}
-
-
-_BAR = re.compile(r"(bar|barrier)(\.cta)?\.(sync|arrive)(\.aligned)?$")
-
-
-def decode_bar(ins: Instruction) -> Op:
-    if ins.opcode == "bar.warp.sync":
-        return effect(ins, lambda row: lambda g, m: None, collective="warp")
-    if ins.opcode.startswith("barrier.cluster."):
-        return _decode_cluster_barrier(ins)
-    match = _BAR.match(ins.opcode)
-    if match is None:
-        raise unknown(ins)
-    waits = match[3] == "sync"
-    number, *count = ins.operands
+def _pending_count(ins: Instruction) -> Op:
+    """The pending count that the state of an arrival holds."""
+    dst, state = ins.operands
 
     def make(row: RowOf) -> Effect:
-        read_number = reader(number, "u", row)
-        read_count = reader(count[0], "u", row) if count else (lambda g: np.uint32(0))
+        read, write = reader(state, "q", row), writer(dst, "u", row)
+        shift = np.uint64(_PENDING_SHIFT)
+        return lambda g, m: write(g, (np.asarray(read(g)) >> shift).astype(np.uint32), m)
+
+    return effect(ins, make, writes=(dst,), reads=(state,), ordered=False)
+
+
+def _wait(ins: Instruction) -> Op:
+    flag, address, phase = ins.operands[:3]
+    parity, relaxed = "parity" in ins.parts, "relaxed" in ins.parts
+
+    def make(row: RowOf) -> Effect:
+        at = address_reader(address, row)
+        read = reader(phase, "u" if parity else "q", row)
+        target = row(flag)
 
         def run(g: Any, m: Any) -> list[Block]:
             blocks = []
-            for group in _groups(g, m, read_number(g), read_count(g)):
-                barrier, generation = g.cta.arrive_at_barrier(g, group.lanes, *group.values)
-                if waits and barrier.generation == generation:
-                    blocks.append(Block(group.lanes, BarrierWait(barrier, generation)))
+            g.cta.machine.counters.mbarrier_waits += g.last_warp - g.first_warp + 1
+            for group in groups(g, m, at(g), read(g)):
+                where, value = group.values
+                barrier = g.cta.mbarrier(where)
+                lanes = slice(None) if group.everyone and m is None else group.lanes
+                bits = value if parity else value & 1
+                g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
+                passed = barrier.passed(bits)
+                g.p[target][lanes] = passed
+                if not passed:
+                    wait = MBarrierWait(barrier, bits, g.p[target], lanes, relaxed)
+                    blocks.append(Block(group.lanes, wait))
+                elif not relaxed:
+                    g.cta.order.acquire(g, group.lanes, barrier.done)
             return blocks
 
         return run
 
-    return effect(ins, make, reads=(number, *count), alone=True, collective="warp")
+    return effect(ins, make, writes=(flag,), reads=(address, phase), alone=True)
 
 
-def _decode_cluster_barrier(ins: Instruction) -> Op:
-    action = ins.parts[2]
-    if action not in ("arrive", "wait"):
-        raise unknown(ins)
-    _check_modifiers(ins, 3)
+def _init(ins: Instruction) -> Op:
+    address, count = ins.operands
 
-    def arrive(g: Any, m: Any) -> list[Block]:
-        g.cta.arrive_at_cluster(g, active(m, g))
-        return []
+    def make(row: RowOf) -> Effect:
+        at, read = address_reader(address, row), reader(count, "u", row)
 
-    def wait(g: Any, m: Any) -> list[Block]:
-        waiting = g.cta.cluster_phases(g, active(m, g))
-        barrier = g.cta.cluster_barrier
-        return [
-            Block(lanes, ClusterWait(barrier, phase))
-            for phase, lanes in waiting
-            if barrier.phase == phase
-        ]
+        def run(g: Any, m: Any) -> None:
+            addresses, counts = at(g), read(g)
+            for lane in active(m, g):
+                where = int(addresses[lane])
+                barrier = g.cta.init_mbarrier(where, scalar_at(counts, lane), ins)
+                g.cta.order.init_mbarrier(g, int(lane), barrier)
 
-    return effect(
-        ins, lambda row: arrive if action == "arrive" else wait, alone=True, collective="warp"
-    )
+        return run
+
+    return effect(ins, make, reads=(address, count))
+
+
+_MBARRIER: dict[str, Callable[[Instruction], Op]] = {
+    "init": _init,
+    "inval": _mbarrier_update(lambda cta, ins, address, _: cta.drop_mbarrier(address)),
+    "expect_tx": _mbarrier_update(lambda cta, ins, a, n: cta.mbarrier(a).expect_tx(n)),
+    "complete_tx": _mbarrier_update(lambda cta, ins, a, n: cta.mbarrier(a).complete_tx(n)),
+    "arrive": _arrive(drop=False, with_tx=False),
+    "arrive.expect_tx": _arrive(drop=False, with_tx=True),
+    "arrive_drop": _arrive(drop=True, with_tx=False),
+    "arrive_drop.expect_tx": _arrive(drop=True, with_tx=True),
+    "pending_count": _pending_count,
+    "test_wait": _wait,
+    "try_wait": _wait,
+}
 
 
 def decode_fence(ins: Instruction) -> Op:
@@ -230,11 +191,16 @@ def decode_fence(ins: Instruction) -> Op:
         ins.opcode,
     ):
         raise unknown(ins)
-    if not ins.opcode.startswith("fence.proxy.async"):
+    proxy = ins.opcode.startswith("fence.proxy.async")
+    if not proxy and "mbarrier_init" not in ins.opcode:
         return effect(ins, lambda row: lambda g, m: None)
 
     def run(g: Any, m: Any) -> None:
-        g.cta.proxy.fence(warp for warp, _ in one_lane_per_warp(m, g))
+        lanes = active(m, g)
+        if lanes.size:
+            g.cta.fence_mbarriers()
+            if proxy:
+                g.cta.order.fence(g, lanes)
 
     return effect(ins, lambda row: run)
 
@@ -246,6 +212,8 @@ def decode_setmaxnreg(ins: Instruction) -> Op:
 
     def run(g: Any, m: Any) -> None:
         g.cta.machine.counters.set_registers(count.value)
+        for warp, _ in one_lane_per_warp(m, g):
+            g.cta.pool.set(warp, count.value, ins)
 
     return effect(ins, lambda row: run)
 

@@ -1,18 +1,27 @@
-"""Warp-wide opcodes: shfl, vote, elect, match, redux, activemask, mma.sync."""
+"""Warp-wide opcodes: shfl, vote, elect, match, redux, activemask, mma.sync.
+
+A member mask names the lanes that take part. Threads wait until the lanes of their mask are here
+(`Op.members`); the lanes of a warp may hold different masks, and each then sees its own group.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .decode import Effect, Op, RowOf, effect, unknown
-from .fragments import fragment_a, fragment_b, pack_accumulator, unpack_accumulator
-from .operands import lanes_of, one_lane_per_warp, reader, writer
-from .ptx_ir import Instruction, Negated, Pair, Vector
+from .errors import EmulationError
+from .operands import lanes_of, reader, writer
+from .ops_mma import decode_mma
+from .ptx_ir import Immediate, Instruction, Negated, Pair
+
+Flags = NDArray[np.bool_]
+_FULL = 0xFFFFFFFF
 
 
 def by_warp(g: Any, values: Any, fill: Any = 0) -> NDArray[Any]:
@@ -27,14 +36,52 @@ def by_warp(g: Any, values: Any, fill: Any = 0) -> NDArray[Any]:
 
 
 def from_warps(g: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """The gang's lanes of a [warps, 32] array."""
-    flat = np.ascontiguousarray(values).reshape(-1)
+    """The gang's lanes of a [warps, 32] array, or of [warps, 1] with one value for a warp."""
+    flat = np.broadcast_to(values, (len(values), 32)).reshape(-1)
     before = g.lo & 31
     return flat[before : before + g.n]
 
 
-def _present(g: Any, m: Any) -> NDArray[np.bool_]:
+def _present(g: Any, m: Any) -> Flags:
     return by_warp(g, np.ones(g.n, bool) if m is None else m, False)
+
+
+def _packed(flags: Flags) -> NDArray[np.uint32]:
+    """The last axis of 32 flags as one word."""
+    words: NDArray[np.uint32] = np.packbits(flags, axis=-1, bitorder="little").view(np.uint32)
+    return words[..., 0]
+
+
+def _is_full(mask: Any) -> bool:
+    return isinstance(mask, Immediate) and mask.value & _FULL == _FULL
+
+
+def _collective(ins: Instruction, mask: Any, make: Any, **operands: Any) -> Op:
+    """A warp-wide operation of the lanes in `mask`."""
+    members = None if _is_full(mask) else partial(reader, mask, "u")
+    reads = (*operands.pop("reads", ()), mask)
+    return effect(ins, make, reads=reads, collective="warp", members=members,
+                  ends=members is not None, **operands)  # fmt: skip
+
+
+class _Members:
+    """Which lanes take part with each lane: flags [warps, 1 or 32, 32]."""
+
+    def __init__(self, ins: Instruction, mask: Any, row: RowOf) -> None:
+        self._ins = ins
+        self._read = None if _is_full(mask) else reader(mask, "u", row)
+
+    def __call__(self, g: Any, m: Any) -> Flags:
+        present = _present(g, m)
+        if self._read is None:
+            return present[:, None, :]
+        masks = by_warp(g, self._read(g))
+        named = (masks[:, :, None] >> np.arange(32, dtype=np.uint32)) & np.uint32(1) != 0
+        itself = named[:, np.arange(32), np.arange(32)]
+        if (present & ~itself).any():
+            raise EmulationError(f"a lane executes {self._ins.opcode} outside of its member mask")
+        taking_part: Flags = named & present[:, None, :]
+        return taking_part
 
 
 _SHFL = re.compile(r"shfl\.sync\.(up|down|bfly|idx)\.b32$")
@@ -45,12 +92,13 @@ def decode_shfl(ins: Instruction) -> Op:
     if match is None:
         raise unknown(ins)
     mode = match[1]
-    dst, src, lane_operand, clamp_operand = ins.operands[:4]
+    dst, src, lane_operand, clamp_operand, mask = ins.operands
     value, flag = (dst.first, dst.second) if isinstance(dst, Pair) else (dst, None)
 
     def make(row: RowOf) -> Effect:
         read = reader(src, "u", row)
         shift, clamp = reader(lane_operand, "u", row), reader(clamp_operand, "u", row)
+        members = _Members(ins, mask, row)
         write = writer(value, "u", row)
         write_flag = writer(flag, "p", row) if flag is not None else None
 
@@ -59,6 +107,9 @@ def decode_shfl(ins: Instruction) -> Op:
             b = by_warp(g, shift(g)).astype(np.int64) & 31
             c = by_warp(g, clamp(g)).astype(np.int64)
             source, valid = _shuffle_source(mode, b, c & 31, (c >> 8) & 31)
+            taking_part = members(g, m)
+            if not taking_part.all():
+                _check_sources(ins, g, m, taking_part, source)
             result = np.take_along_axis(values, source, axis=1)
             write(g, from_warps(g, result), m)
             if write_flag is not None:
@@ -66,9 +117,22 @@ def decode_shfl(ins: Instruction) -> Op:
 
         return run
 
-    return effect(
-        ins, make, writes=(dst,), reads=(src, lane_operand, clamp_operand), collective="warp"
-    )
+    return _collective(ins, mask, make, writes=(dst,), reads=(src, lane_operand, clamp_operand))
+
+
+def _check_sources(
+    ins: Instruction, g: Any, m: Any, members: Flags, source: NDArray[np.int64]
+) -> None:
+    """Reports lanes that read a lane which takes no part: its value is undefined."""
+    everyone = np.broadcast_to(members, (len(members), 32, 32))
+    known = np.take_along_axis(everyone, source[:, :, None], axis=2)[:, :, 0]
+    bad = _present(g, m) & ~known
+    if bad.any():
+        warp, lane = (int(i) for i in np.argwhere(bad)[0])
+        g.cta.machine.hazards.report(
+            "shuffle from an inactive lane", ins, g.cta,
+            f"lane {lane} of warp {g.first_warp + warp} reads lane {source[warp, lane]}",
+        )  # fmt: skip
 
 
 def _shuffle_source(
@@ -93,58 +157,54 @@ def _shuffle_source(
 
 
 def decode_vote(ins: Instruction) -> Op:
-    if not re.match(r"vote\.sync\.(all|any|uni|ballot)\.(pred|b32)$", ins.opcode):
+    if not re.match(r"vote\.sync\.((all|any|uni)\.pred|ballot\.b32)$", ins.opcode):
         raise unknown(ins)
     mode = ins.parts[2]
-    dst, src = ins.operands[:2]
+    dst, src, mask = ins.operands
     register = src.register if isinstance(src, Negated) else src
 
     def make(row: RowOf) -> Effect:
-        read = reader(register, "p", row)
+        read, members = reader(register, "p", row), _Members(ins, mask, row)
         write = writer(dst, "u" if mode == "ballot" else "p", row)
 
         def run(g: Any, m: Any) -> None:
-            present = _present(g, m)
-            value = by_warp(g, read(g), False) ^ isinstance(src, Negated)
+            taking_part = members(g, m)
+            value = (by_warp(g, read(g), False) ^ isinstance(src, Negated))[:, None, :]
             result: NDArray[Any]
             if mode == "ballot":
-                result = np.packbits(value & present, axis=1, bitorder="little").view(np.uint32)
+                result = _packed(value & taking_part)
             elif mode == "any":
-                result = np.any(value & present, axis=1, keepdims=True)
+                result = np.any(value & taking_part, axis=2)
             else:
-                result = np.all(value | ~present, axis=1, keepdims=True)
+                result = np.all(value | ~taking_part, axis=2)
                 if mode == "uni":
-                    result |= ~np.any(value & present, axis=1, keepdims=True)
-            write(g, from_warps(g, np.broadcast_to(result, (len(result), 32))), m)
+                    result |= ~np.any(value & taking_part, axis=2)
+            write(g, from_warps(g, result), m)
 
         return run
 
-    return effect(ins, make, writes=(dst,), reads=(src,), collective="warp")
+    return _collective(ins, mask, make, writes=(dst,), reads=(src,))
 
 
 def decode_elect(ins: Instruction) -> Op:
-    """elect.sync: the lowest active lane of each warp."""
+    """elect.sync: the lowest active lane of the members."""
     if ins.opcode != "elect.sync" or not isinstance(ins.operands[0], Pair):
         raise unknown(ins)
-    dst = ins.operands[0]
+    dst, mask = ins.operands
 
     def make(row: RowOf) -> Effect:
+        members = _Members(ins, mask, row)
         write = writer(dst.first, "u", row)
         write_flag = writer(dst.second, "p", row)
 
         def run(g: Any, m: Any) -> None:
-            flags = np.zeros(g.n, bool)
-            leader = np.zeros(g.n, np.uint32)
-            for warp, lane in one_lane_per_warp(m, g):
-                flags[lane] = True
-                start = max(warp * 32 - g.lo, 0)
-                leader[start : (warp + 1) * 32 - g.lo] = g.lanes[lane]
-            write(g, leader, m)
-            write_flag(g, flags, m)
+            leader = np.argmax(members(g, m), axis=2).astype(np.uint32)
+            write(g, from_warps(g, leader), m)
+            write_flag(g, from_warps(g, np.arange(32) == leader), m)
 
         return run
 
-    return effect(ins, make, writes=(dst,), collective="warp")
+    return _collective(ins, mask, make, writes=(dst,))
 
 
 def decode_activemask(ins: Instruction) -> Op:
@@ -154,99 +214,78 @@ def decode_activemask(ins: Instruction) -> Op:
         write = writer(dst, "u", row)
 
         def run(g: Any, m: Any) -> None:
-            bits = np.packbits(_present(g, m), axis=1, bitorder="little").view(np.uint32)
-            write(g, from_warps(g, np.broadcast_to(bits, (len(bits), 32))), m)
+            write(g, from_warps(g, _packed(_present(g, m))[:, None]), m)
 
         return run
 
     return effect(ins, make, writes=(dst,))
 
 
+_MATCH = re.compile(r"match\.(any|all)\.sync\.b(32|64)$")
+
+
 def decode_match(ins: Instruction) -> Op:
-    if ins.opcode not in ("match.any.sync.b32", "match.any.sync.b64"):
+    """The members with this lane's value, or all of them if all have it."""
+    match = _MATCH.match(ins.opcode)
+    if match is None:
         raise unknown(ins)
-    dst, src = ins.operands[:2]
-    view = "u" if ins.opcode.endswith("32") else "q"
+    every = match[1] == "all"
+    dst, src, mask = ins.operands
+    value, flag = (dst.first, dst.second) if isinstance(dst, Pair) else (dst, None)
+    view = "u" if match[2] == "32" else "q"
 
     def make(row: RowOf) -> Effect:
-        read, write = reader(src, view, row), writer(dst, "u", row)
+        read, write = reader(src, view, row), writer(value, "u", row)
+        members = _Members(ins, mask, row)
+        write_flag = writer(flag, "p", row) if flag is not None else None
 
         def run(g: Any, m: Any) -> None:
-            values, present = by_warp(g, read(g)), _present(g, m)
-            same = (values[:, :, None] == values[:, None, :]) & present[:, None, :]
-            bits = np.packbits(same, axis=2, bitorder="little").view(np.uint32)[..., 0]
-            write(g, from_warps(g, bits), m)
+            values, taking_part = by_warp(g, read(g)), members(g, m)
+            same = (values[:, :, None] == values[:, None, :]) & taking_part
+            if every:
+                agreed = np.all(same | ~taking_part, axis=2)
+                same &= agreed[:, :, None]
+                if write_flag is not None:
+                    write_flag(g, from_warps(g, agreed), m)
+            write(g, from_warps(g, _packed(same)), m)
 
         return run
 
-    return effect(ins, make, writes=(dst,), reads=(src,), collective="warp")
+    return _collective(ins, mask, make, writes=(dst,), reads=(src,))
 
 
-_REDUX: dict[str, Callable[..., Any]] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+# Each reduction with what it takes for lanes that are no members.
+_REDUX: dict[str, tuple[Any, Callable[[Any], int]]] = {
+    "add": (np.add, lambda info: 0),
+    "min": (np.minimum, lambda info: info.max),
+    "max": (np.maximum, lambda info: info.min),
+    "and": (np.bitwise_and, lambda info: info.max),
+    "or": (np.bitwise_or, lambda info: 0),
+    "xor": (np.bitwise_xor, lambda info: 0),
+}
 
 
 def decode_redux(ins: Instruction) -> Op:
-    match = re.match(r"redux\.sync\.(add|min|max|and|or|xor)\.([usb]32)$", ins.opcode)
+    match = re.match(r"redux\.sync\.(?:(add|min|max)\.[us]32|(and|or|xor)\.b32)$", ins.opcode)
     if match is None:
         raise unknown(ins)
-    fn = _REDUX[match[1]]
-    view = "i" if match[2] == "s32" else "u"
-    dst, src = ins.operands[:2]
+    fn, neutral = _REDUX[match[1] or match[2]]
+    view = "i" if ins.parts[-1] == "s32" else "u"
+    dst, src, mask = ins.operands
 
     def make(row: RowOf) -> Effect:
         read, write = reader(src, view, row), writer(dst, view, row)
+        members = _Members(ins, mask, row)
 
         def run(g: Any, m: Any) -> None:
-            values, present = by_warp(g, read(g)), _present(g, m)
-            result = np.zeros_like(values)
-            for i, (lane_values, here) in enumerate(zip(values, present, strict=True)):
-                if here.any():
-                    result[i] = fn.reduce(lane_values[here])  # type: ignore[attr-defined]
-            write(g, from_warps(g, result), m)
+            values = by_warp(g, read(g))
+            fill = values.dtype.type(neutral(np.iinfo(values.dtype)))
+            masked = np.where(members(g, m), values[:, None, :], fill)
+            write(g, from_warps(g, fn.reduce(masked, axis=2, dtype=values.dtype)), m)
 
         return run
 
-    return effect(ins, make, writes=(dst,), reads=(src,), collective="warp")
-
-
-_MMA = re.compile(
-    r"mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.(f32|f16)\.(f16|bf16)\.(f16|bf16)\.(f32|f16)$"
-)
-
-
-def decode_mma(ins: Instruction) -> Op:
-    """mma.sync m16n8k8/k16 with 16-bit inputs and float32 accumulators."""
-    match = _MMA.match(ins.opcode)
-    if match is None or match[2] != "f32" or match[5] != "f32":
-        raise unknown(ins)
-    k, kind = int(match[1]), match[3]
-    d, a, b, c = ins.operands
-    if not all(isinstance(o, Vector) for o in (d, a, b, c)):
-        raise unknown(ins, "operands")
-
-    def make(row: RowOf) -> Effect:
-        a_rows, b_rows = [row(r) for r in a.items], [row(r) for r in b.items]
-        d_rows = [row(r) for r in d.items]
-        c_readers = [reader(i, "f", row) for i in c.items]
-        flops = 2 * 16 * 8 * k
-
-        def run(g: Any, m: Any) -> None:
-            left = fragment_a(g.U[a_rows], kind).reshape(-1, 16, k)
-            right = fragment_b(g.U[b_rows], kind)
-            addend = np.array([lanes_of(r(g), g) for r in c_readers], np.float32)
-            total = unpack_accumulator(addend)
-            total = total + (left @ right.transpose(0, 2, 1)).reshape(total.shape)
-            registers = pack_accumulator(total)
-            for r, values in zip(d_rows, registers, strict=True):
-                g.f[r][...] = values
-            g.cta.machine.counters.mma_flops += flops * (g.n // 32)
-
-        return run
-
-    return effect(ins, make, writes=(d,), reads=(a, b, c), collective="warp")
+    return _collective(ins, mask, make, writes=(dst,), reads=(src,))
 
 
 WARP_OPS: dict[str, Callable[[Instruction], Op]] = {

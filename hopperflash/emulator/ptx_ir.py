@@ -88,6 +88,8 @@ class Instruction:
     guard_negated: bool
     line: int
     text: str
+    source: str = ""
+    """Python file and line, where the PTX has line information."""
     parts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -95,8 +97,8 @@ class Instruction:
 
     @property
     def where(self) -> str:
-        text = self.text if len(self.text) <= 160 else self.text[:157] + "..."
-        return f"PTX line {self.line}: {text}"
+        text = self.text if len(self.text) <= 120 else self.text[:117] + "..."
+        return f"PTX line {self.line}: {text}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,12 @@ class Kernel:
     name: str
     params: list[Param] = field(default_factory=list)
     variables: dict[str, Variable] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """Memory of the module's .global and .const variables, by name."""
     instructions: list[Instruction] = field(default_factory=list)
     reqntid: tuple[int, int, int] | None = None
+    maxnreg: int = 0
+    minnctapersm: int = 0
     cluster: tuple[int, int, int] | None = None
     # Filled by the code generator on first launch; a later launch of the same kernel reuses it.
     program: Any = None

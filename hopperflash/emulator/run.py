@@ -81,6 +81,7 @@ def launch(
     *args: Any,
     schedule: str = "lazy",
     seed: int = 0,
+    hazards: str = "full",
     progress: Progress | None = None,
     run: EmulationRun | None = None,
     buffers: Mapping[str, Any] | None = None,
@@ -97,6 +98,7 @@ def launch(
             function takes `cute.runtime.from_dlpack(...)` tensors and a stream.
         schedule: when asynchronous work lands: "eager", "lazy" or "random".
         seed: seed of the random schedule.
+        hazards: "full" for every check, "basic" for those that cost little: no races.
         progress: called with (CTAs done, CTAs in the launch).
         run: an earlier run to add to.
         buffers: tensors, by name, that kernels reach through raw pointers.
@@ -112,7 +114,7 @@ def launch(
     named = {**kwargs, **(buffers or {})}
     for region in memory_regions(list(program.host.signature.parameters), args, named):
         memory.add(region.start, region.nbytes, region.name)
-    policy = _Policy(schedule, seed, progress)
+    policy = _Policy(schedule, seed, hazards, progress)
 
     def on_launch(captured: KernelLaunch) -> None:
         _execute(program.module.kernels[captured.kernel_name], captured, memory, policy, record)
@@ -127,6 +129,7 @@ def launch(
 class _Policy(NamedTuple):
     schedule: str
     seed: int
+    hazards: str
     progress: Progress | None
 
 
@@ -155,6 +158,7 @@ def _execute(
             seed=policy.seed,
             counters=counters,
             hazards=record.hazards,
+            checks=policy.hazards,
             progress=policy.progress,
         )
     finally:

@@ -13,6 +13,7 @@ from .codegen import Program, Segment, function_of
 from .cta import Cta
 from .decode import Op
 from .errors import DeadlockError, EmulationError
+from .register_rules import FenceRule
 from .waiting import Block, Condition, MBarrierWait
 
 # A try_wait may return false; after this many fruitless rounds over all threads it is a deadlock.
@@ -41,6 +42,11 @@ def mask_of(lanes: NDArray[Any], lo: int, n: int) -> int:
 
 def flags_to_mask(flags: NDArray[np.bool_], lo: int) -> int:
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little") << lo
+
+
+def _warp_range(threads: int) -> tuple[int, int]:
+    """The first and the last warp of a thread mask."""
+    return (threads & -threads).bit_length() - 1 >> 5, threads.bit_length() - 1 >> 5
 
 
 class ClusterScheduler:
@@ -85,6 +91,8 @@ class ClusterScheduler:
                 if not condition.ready():
                     continue
                 condition.resume()
+                first, last = _warp_range(fragment.threads)
+                fragment.cta.order.acquire_warps(slice(first, last + 1), condition.point())
                 fragment.condition = None
                 self._refusals = 0
             ready.append(fragment)
@@ -147,7 +155,25 @@ class ClusterScheduler:
             return True
         width = 32 if kind == "warp" else 128
         needed = self._cover(fragment.threads, width) & fragment.cta.live
-        return needed == fragment.threads
+        if needed == fragment.threads:
+            return True
+        return self._members(fragment) & needed & ~fragment.threads == 0
+
+    def _members(self, fragment: Fragment) -> int:
+        """The threads in the member masks of an operation of part of a warp."""
+        read = self.program.segments[fragment.at].members
+        threads = fragment.threads
+        if read is None:
+            return -1
+        lo, hi = (threads & -threads).bit_length() - 1, threads.bit_length()
+        gang = fragment.cta.registers.gang(lo, hi)
+        gang.cta = fragment.cta
+        masks = np.broadcast_to(np.asarray(read(gang)), (gang.n,))
+        members = 0
+        for thread in range(lo, hi):
+            if threads >> thread & 1:
+                members |= int(masks[thread - lo]) << (thread & ~31)
+        return members
 
     # Execution
 
@@ -160,9 +186,8 @@ class ClusterScheduler:
         gang = cta.registers.gang(lo, hi)
         gang.cta = cta
         function = segment.functions.get(not full) or function_of(self.program, segment, not full)
-        in_flight = cta.in_flight(lo, hi)
-        if in_flight & segment.touched:
-            self._report_touch(segment, cta, in_flight)
+        if segment.rule is not None:
+            self._check_registers(segment, segment.rule, cta, lo, hi)
         segment.warps_executed += hi - 1 - lo + 32 >> 5 if full else self._warp_count(threads)
         segment.lanes_executed += threads.bit_count()
         try:
@@ -280,16 +305,30 @@ class ClusterScheduler:
 
     # Reports
 
-    def _report_touch(self, segment: Segment, cta: Cta, in_flight: int) -> None:
+    def _check_registers(
+        self, segment: Segment, rule: FenceRule, cta: Cta, lo: int, hi: int
+    ) -> None:
+        accumulators, fragments = cta.in_flight(lo, hi)
+        if accumulators & rule.touched:
+            self._report_touch(
+                segment, cta, accumulators, "accumulator touched while its wgmma is in flight", True
+            )
+        if fragments & rule.written:
+            self._report_touch(
+                segment, cta, fragments, "A operand written while its wgmma is in flight", False
+            )
+        for group in range(lo >> 7, (hi - 1 >> 7) + 1):
+            cta.fences.run(group, rule)
+
+    def _report_touch(self, segment: Segment, cta: Cta, rows: int, kind: str, reads: bool) -> None:
         for op in segment.ops:
             if op.accumulators:
                 continue
-            for register in (*op.reads, *op.writes):
-                if register.bank == "u" and in_flight >> self.program.row_of[register] & 1:
+            for register in (*(op.reads if reads else ()), *op.writes):
+                if register.bank == "u" and rows >> self.program.row_of[register] & 1:
                     self.machine.hazards.report(
-                        "accumulator touched while its wgmma is in flight", op.ins, cta,
-                        f"register {register.name} before wgmma.wait_group",
-                    )  # fmt: skip
+                        kind, op.ins, cta, f"register {register.name} before wgmma.wait_group"
+                    )
                     return
 
     def _located(
@@ -300,10 +339,7 @@ class ClusterScheduler:
         for frame, number in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_name == "segment":
                 op = segment.line_ops[masked].get(number)
-        first, last = (
-            (fragment.threads & -fragment.threads).bit_length() - 1 >> 5,
-            (fragment.threads.bit_length() - 1 >> 5),
-        )
+        first, last = _warp_range(fragment.threads)
         where = op.ins.where if op is not None else f"segment {segment.index}"
         kind = type(error) if isinstance(error, EmulationError) else EmulationError
         return kind(f"{error}; {where}; warps {first}..{last} of CTA {fragment.cta.index}")

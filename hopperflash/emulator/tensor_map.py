@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -54,6 +54,12 @@ class Memory(Protocol):
 
     def view(self, addr: int, nbytes: int, write: bool = False) -> Bytes:
         """The bytes at an address, without a copy; refused where nothing is registered."""
+        ...
+
+    def touch_box(
+        self, addr: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, write: bool
+    ) -> None:
+        """Notes a box of items as loaded or stored."""
         ...
 
 
@@ -166,10 +172,12 @@ def _overlap(
         strides.append(stride if extent > 1 else 0)
         window.append(slice(begin, begin + extent))
     # Ragged tensors rely on addresses that wrap around.
-    data = memory.view((m.address + offset) % _ADDRESS_SPACE, last + m.element.itemsize, write)
+    address = (m.address + offset) % _ADDRESS_SPACE
+    data = memory.view(address, last + m.element.itemsize, write)
     region: NDArray[Any] = np.ndarray(
         shape[::-1], dtype=STORAGE[m.element.itemsize], buffer=data, strides=strides[::-1]
     )
+    memory.touch_box(address, shape[::-1], strides[::-1], m.element.itemsize, write)
     return _Overlap(region, tuple(window[::-1]))
 
 
@@ -214,15 +222,26 @@ def reduce_box(m: TensorMap, coords: Sequence[int], packed: Bytes, memory: Memor
     return overlap.region.size * m.element.itemsize
 
 
+# Element types that a bulk reduction takes, as the PTX ISA lists them.
+_INTEGERS = {"u32", "s32", "u64"}
+_HALVES = {"f16", "bf16"}
+_REDUCIBLE = {
+    "add": _INTEGERS | _HALVES | {"f32", "f64", "s64"},
+    "min": _INTEGERS | _HALVES | {"s64"},
+    "max": _INTEGERS | _HALVES | {"s64"},
+    "inc": {"u32"},
+    "dec": {"u32"},
+}
+
+
 def combine(old: NDArray[Any], new: NDArray[Any], element: str, op: str) -> NDArray[Any]:
     """`op` of raw elements, as a bulk reduction does it: 16-bit floats round once."""
-    if op in ("and", "or", "xor"):
+    if op in _BITWISE and old.itemsize >= 4:
         return _BITWISE[op](old, new)  # type: ignore[no-any-return]
-    if op not in _ARITHMETIC:
-        raise InvalidDescriptor(f"reduction {op} on {element} is not emulated")
+    if element not in _REDUCIBLE.get(op, ()):
+        raise InvalidDescriptor(f"reduction {op} on {element} does not exist")
     function = _ARITHMETIC[op]
-    if element in ("f16", "bf16", "f32", "tf32"):
-        element = "f32" if element == "tf32" else element
+    if element in ("f16", "bf16", "f32"):
         wide = function(_float(old, element), _float(new, element))
         return from_float32(wide, element)
     typed = np.dtype(f"{'f' if element == 'f64' else element[0].replace('s', 'i')}{old.itemsize}")
@@ -232,7 +251,13 @@ def combine(old: NDArray[Any], new: NDArray[Any], element: str, op: str) -> NDAr
 
 
 _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-_ARITHMETIC = {"add": np.add, "min": np.fmin, "max": np.fmax}
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "min": np.fmin,
+    "max": np.fmax,
+    "inc": lambda old, top: np.where(old >= top, 0, old + 1).astype(old.dtype),
+    "dec": lambda old, top: np.where((old == 0) | (old > top), top, old - 1).astype(old.dtype),
+}
 
 
 def _contiguous(values: NDArray[Any]) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from .barriers import ClusterBarrier, MBarrier, NamedBarrier
+from .clocks import SyncPoint
 
 
 class Condition(Protocol):
@@ -17,6 +18,9 @@ class Condition(Protocol):
 
     def resume(self) -> None:
         """Called once when ready, before the threads go on."""
+
+    def point(self) -> SyncPoint:
+        """What the threads know when they go on."""
 
     def give_up(self) -> bool:
         """Go on without success, where the instruction may; False where it may not."""
@@ -33,20 +37,22 @@ class Block(NamedTuple):
 
 @dataclass
 class MBarrierWait:
-    """try_wait and test_wait; both may return false, test_wait does so at once."""
+    """try_wait and test_wait; both may return false."""
 
     barrier: MBarrier
     parity: int
     flags: NDArray[Any]
     lanes: Any
-    may_block: bool
-    refusals: int = 0
+    relaxed: bool
 
     def ready(self) -> bool:
         return self.barrier.passed(self.parity)
 
     def resume(self) -> None:
         self.flags[self.lanes] = True
+
+    def point(self) -> SyncPoint:
+        return SyncPoint() if self.relaxed else self.barrier.done
 
     def give_up(self) -> bool:
         return True
@@ -61,11 +67,15 @@ class BarrierWait:
 
     barrier: NamedBarrier
     generation: int
+    left: SyncPoint
 
     def ready(self) -> bool:
         return self.barrier.generation != self.generation
 
     def resume(self) -> None: ...
+
+    def point(self) -> SyncPoint:
+        return self.left
 
     def give_up(self) -> bool:
         return False
@@ -85,6 +95,9 @@ class ClusterWait:
         return self.barrier.phase != self.phase
 
     def resume(self) -> None: ...
+
+    def point(self) -> SyncPoint:
+        return self.barrier.done
 
     def give_up(self) -> bool:
         return False

@@ -28,6 +28,14 @@ from .swizzle import (
 _SHAPE = re.compile(
     r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)"
 )
+_FAMILY = {
+    "f16": "f16", "bf16": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8",
+    "s8": "int8", "u8": "int8",
+}  # fmt: skip
+_ACCUMULATORS = {
+    "f16": ("f32", "f16"), "bf16": ("f32",), "tf32": ("f32",), "fp8": ("f32", "f16"),
+    "int8": ("s32",),
+}  # fmt: skip
 _LAYOUT_SPANS = (0, 128, 64, 32)
 
 
@@ -56,10 +64,26 @@ class WgmmaShape:
             raise InvalidDescriptor(f"not a dense wgmma: {opcode}")
         n, k = int(match[1]), int(match[2])
         d_type, a_type, b_type = match.group(3, 4, 5)
-        unknown = {a_type, b_type} - ITEMSIZE.keys()
-        if unknown or n % 8 or not 8 <= n <= 256 or k * ITEMSIZE[a_type] != 32:
+        family = _FAMILY.get(a_type, "")
+        if (
+            family != _FAMILY.get(b_type)
+            or d_type not in _ACCUMULATORS.get(family, ())
+            or n % (16 if family == "int8" and n > 32 else 8)
+            or not 8 <= n <= 256
+            or k * ITEMSIZE[a_type] != 32
+        ):
             raise InvalidDescriptor(f"wgmma shape or types are not emulated: {opcode}")
         return WgmmaShape(n, k, a_type, b_type, d_type)
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers of the accumulator in each thread."""
+        return self.n // 4 if self.d_type == "f16" else self.n // 2
+
+    @property
+    def name(self) -> str:
+        """As the opcode spells it."""
+        return f"m64n{self.n}k{self.k}.{self.d_type}.{self.a_type}.{self.b_type}"
 
     @property
     def flops(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .element_types import ITEMSIZE
 from .fragments import fragment_a
-from .hazards import PendingRead
+from .memory import SHARED_BASE
 from .ptx_ir import Instruction
 from .wgmma import (
     WgmmaShape,
@@ -33,6 +33,7 @@ class WgmmaOp:
     shape: WgmmaShape
     d_rows: NDArray[np.int64]
     d_mask: int
+    a_mask: int
     overwrite: bool
     a_registers: NDArray[np.uint32] | None
     a_descriptor: int
@@ -71,45 +72,44 @@ class WgmmaQueue:
         self._open: list[WgmmaOp] = []
         self._groups: deque[list[WgmmaOp]] = deque()
         self._executed: set[int] = set()
-        self._reads: dict[int, list[PendingRead]] = {}
+        self._group = group
+        self._clock = 1
+        self._completed = 0
         self.in_flight = 0
         """Bit mask of accumulator rows that must not be touched."""
+        self.fragments = 0
+        """Bit mask of the A operand's rows, which must not be written."""
 
     def issue(self, op: WgmmaOp) -> None:
         self.in_flight |= op.d_mask
-        self._check_proxy(op)
+        self.fragments |= op.a_mask
+        if self._cta.machine.full_checks:
+            a, b, every = operand_granules(op)
+            self._cta.order.wgmma(self._group, self._clock, op.ins, a, b, every)
         self._open.append(op)
-
-    def _check_proxy(self, op: WgmmaOp) -> None:
-        track = self._cta.machine.async_work.schedule != "eager"
-        if not track and self._cta.proxy.clean:
-            return
-        reads = []
-        first_warp = self._threads.start // 32
-        for quarter, addresses in operand_granules(op):
-            reader = None if quarter is None else first_warp + quarter
-            self._cta.proxy.async_read(addresses, op.ins, reader)
-            if track:
-                reads.append(PendingRead(op.ins, addresses))
-        self._cta.reads.pending.extend(reads)
-        self._reads[id(op)] = reads
 
     def commit(self) -> None:
         self._groups.append(self._open)
         self._open = []
-        if self._cta.machine.async_work.at_issue():
-            self._execute([op for group in self._groups for op in group], {})
+        self._clock += 1
+        self._cta.machine.async_work.start(self._complete_all)
+
+    def _complete_all(self) -> None:
+        self._execute([op for group in self._groups for op in group], {})
 
     def wait(self, newest: int, operands: dict[Any, Any]) -> None:
         """Complete all but the `newest` committed groups; `operands` caches converted tiles."""
         done: list[WgmmaOp] = []
         while len(self._groups) > newest:
             done += self._groups.popleft()
+            self._completed += 1
         self._execute(done, operands)
         self._executed.difference_update(id(op) for op in done)
-        self.in_flight = 0
+        self.in_flight = self.fragments = 0
         for op in (*(o for group in self._groups for o in group), *self._open):
             self.in_flight |= op.d_mask
+            self.fragments |= op.a_mask
+        self._cta.order.wgmma_done(self._group, self._completed)
 
     def outstanding(self) -> list[WgmmaOp]:
         return [*(op for group in self._groups for op in group), *self._open]
@@ -140,12 +140,10 @@ class WgmmaQueue:
         if first.negate:
             a = -a
         self._accumulate(first, a, b)
-        for op in chain:
-            for read in self._reads.pop(id(op), ()):
-                self._cta.reads.pending.remove(read)
         counters = self._cta.machine.counters
         counters.wgmma += len(chain)
         counters.wgmma_flops += shape.flops * len(chain)
+        counters.count_shape("wgmma", shape.name, len(chain), shape.flops)
 
     def _read_a(self, chain: list[WgmmaOp]) -> NDArray[np.float32]:
         first = chain[0]
@@ -172,32 +170,37 @@ class WgmmaQueue:
             bank[rows, self._threads] = registers.view(np.uint32)
 
 
-_granules: dict[Any, NDArray[np.int64]] = {}
+_operands: dict[Any, tuple[list[NDArray[np.int64]], NDArray[np.int64], NDArray[np.int64]]] = {}
 
 
-def operand_granules(op: WgmmaOp) -> list[tuple[int | None, NDArray[np.int64]]]:
-    """Shared addresses of the 16-byte pieces that an operation reads.
+def operand_granules(
+    op: WgmmaOp,
+) -> tuple[list[NDArray[np.int64]], NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the 16-byte pieces of shared memory that an operation reads.
 
-    Each with the warp of the warpgroup that alone reads it, None where all four do: a warp needs
-    its own 16 rows of A and all of B.
+    A's by warp of the warpgroup (none where A is in registers), B's, and all of them: a warp
+    needs its own 16 rows of A and all of B.
     """
-    shape = op.shape
-    operands: list[Any] = [
-        (None, slice(None), op.b_descriptor, shape.n, shape.b_type, op.b_mn_major)
-    ]
-    if op.a_registers is None:
-        operands += [
-            (w, slice(16 * w, 16 * w + 16), op.a_descriptor, _TILE_M, shape.a_type, op.a_mn_major)
-            for w in range(4)
-        ]
-    result: list[tuple[int | None, NDArray[np.int64]]] = []
-    for warp, part, descriptor, rows, kind, mn_major in operands:
-        key = (warp, descriptor, rows, shape.k, kind, mn_major)
-        found = _granules.get(key)
-        if found is None:
-            offsets = operand_offsets(
-                decode_smem_descriptor(descriptor), rows, shape.k, ITEMSIZE[kind], mn_major
-            )
-            found = _granules[key] = np.unique(offsets[part] & ~15)
-        result.append((warp, found))
-    return result
+    key = (
+        op.shape, op.b_descriptor, op.b_mn_major,
+        op.a_registers is None, op.a_descriptor, op.a_mn_major,
+    )  # fmt: skip
+    found = _operands.get(key)
+    if found is None:
+        shape, a = op.shape, []
+        b = _pieces(op.b_descriptor, slice(None), shape.n, shape.k, shape.b_type, op.b_mn_major)
+        if op.a_registers is None:
+            a = [
+                _pieces(op.a_descriptor, slice(16 * w, 16 * w + 16), _TILE_M, shape.k,
+                        shape.a_type, op.a_mn_major)
+                for w in range(4)
+            ]  # fmt: skip
+        found = _operands[key] = (a, b, np.unique(np.concatenate([b, *a])))
+    return found
+
+
+def _pieces(
+    descriptor: int, part: slice, rows: int, k: int, kind: str, mn_major: bool
+) -> NDArray[np.int64]:
+    offsets = operand_offsets(decode_smem_descriptor(descriptor), rows, k, ITEMSIZE[kind], mn_major)
+    return np.unique(offsets[part] - SHARED_BASE >> 4)

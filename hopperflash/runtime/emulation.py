@@ -15,6 +15,7 @@ from hopperflash.errors import InvalidArgument
 from hopperflash.plan import ArchSpec, arch_of
 
 SCHEDULES = ("eager", "lazy", "random")
+CHECKS = ("full", "basic")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class EmulationSession:
     arch: ArchSpec
     schedule: str
     seed: int
+    hazards: str = "full"
     progress: Callable[[int, int], None] | None = None
     run: EmulationRun = field(default_factory=EmulationRun)
 
@@ -34,6 +36,7 @@ class EmulationSession:
             *operands,
             schedule=self.schedule,
             seed=self.seed,
+            hazards=self.hazards,
             progress=self.progress,
             run=self.run,
         )
@@ -53,6 +56,7 @@ def emulate(
     *,
     schedule: str = "lazy",
     seed: int = 0,
+    hazards: str = "full",
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[EmulationRun]:
     """Plan CPU tensors for `arch` and execute its kernels without a GPU.
@@ -65,6 +69,7 @@ def emulate(
         schedule: when asynchronous work lands. "eager": at once; "lazy": as late as the rules
             allow, so that a missing wait is seen; "random": in an order drawn from `seed`.
         seed: the same seed gives the same run.
+        hazards: "full" checks every access for races; "basic" leaves that out and is faster.
         progress: called with (CTAs done, CTAs in the launch).
 
     Yields:
@@ -82,9 +87,11 @@ def emulate(
         reasons.append("arch 'cpu' is no GPU: leave `emulate` away to use the cpu backend")
     if schedule not in SCHEDULES:
         reasons.append(f"schedule {schedule!r}: give one of {', '.join(SCHEDULES)}")
+    if hazards not in CHECKS:
+        reasons.append(f"hazards {hazards!r}: give one of {', '.join(CHECKS)}")
     if reasons or spec is None:
         raise InvalidArgument("cannot emulate:", reasons)
-    session = EmulationSession(spec, schedule, seed, progress)
+    session = EmulationSession(spec, schedule, seed, hazards, progress)
     token = _SESSION.set(session)
     try:
         yield session.run

@@ -61,6 +61,7 @@ def execute(
     schedule: str = "eager",
     seed: int = 0,
     shared_bytes: int = 32768,
+    checks: str = "full",
 ) -> Outcome:
     """Run a kernel whose parameters are pointers to these arrays."""
     if isinstance(kernel, str):
@@ -73,7 +74,7 @@ def execute(
     launch = Launch(kernel, (grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), shared_bytes, params)
     run_kernel(
         launch, memory, schedule=schedule, seed=seed, counters=outcome.counters,
-        hazards=outcome.hazards,
+        hazards=outcome.hazards, checks=checks,
     )  # fmt: skip
     return outcome
 

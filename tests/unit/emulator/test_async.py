@@ -93,10 +93,10 @@ def test_bulk_store(schedule: str) -> None:
     ("body", "report"),
     [
         (FILL + BARRIER + STORE + DRAIN + AFTER, "missing fence.proxy.async"),
-        (FILL + FENCE + STORE + DRAIN + AFTER, "missing barrier"),
+        (FILL + FENCE + STORE + DRAIN + AFTER, "with no synchronisation after its write"),
         (FILL + FENCE + BARRIER + STORE + AFTER, "bulk store never waited for"),
         (FILL + FENCE + BARRIER + STORE + "st.shared.b32 [%r3], 7;" + DRAIN + AFTER,
-         "overwritten too early"),
+         "while a bulk store still reads it"),
     ],
 )  # fmt: skip
 def test_faults_around_a_bulk_store_are_reported(body: str, report: str) -> None:
@@ -212,7 +212,7 @@ def test_operands_of_a_queued_wgmma_must_stay() -> None:
     outcome = execute(MATRIX + WGMMA + overwrite + WGMMA_WAIT + RESULT, out, threads=128,
                       schedule="lazy")  # fmt: skip
     assert (out != 16).any()
-    assert any("overwritten too early" in h for h in outcome.hazards)
+    assert any("while a wgmma still reads it" in h for h in outcome.hazards)
 
 
 CLUSTER = """

@@ -1,0 +1,35 @@
+"""Active lanes of a gang by the values that they have for an instruction."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .operands import active, lanes_of, scalar_at
+
+
+class LaneGroup(NamedTuple):
+    """Active lanes that agree on an operand tuple."""
+
+    values: tuple[int, ...]
+    lanes: NDArray[np.int64]
+    everyone: bool
+
+
+def groups(g: Any, m: Any, *columns: Any) -> list[LaneGroup]:
+    """One group for each different tuple of operand values."""
+    if g.n == 1 and m is None:
+        return [LaneGroup(tuple(scalar_at(c, 0) for c in columns), np.zeros(1, np.int64), True)]
+    lanes = active(m, g)
+    if not lanes.size:
+        return []
+    rows = [lanes_of(c, g)[lanes] for c in columns]
+    if all((r == r[0]).all() for r in rows):
+        return [LaneGroup(tuple(int(r[0]) for r in rows), lanes, True)]
+    keys = list(zip(*(r.tolist() for r in rows), strict=True))
+    return [
+        LaneGroup(key, lanes[np.array([k == key for k in keys])], False)
+        for key in sorted(set(keys))
+    ]

@@ -1,0 +1,215 @@
+"""A CTA's part in the happens-before detector; without hazard checks it does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .access_log import ATOMIC, GENERIC, NARROW
+from .barriers import MBarrier
+from .clocks import SyncPoint
+from .ptx_ir import Instruction
+from .shadow import Actor, Shadow
+from .tracker import Tracker
+
+Lanes = NDArray[np.int64]
+
+_STRONG = {"atom", "red"}
+_STRONG_PARTS = {"volatile", "relaxed", "acquire", "release", "mmio"}
+
+
+class NoOrdering:
+    """Keeps no record: `hazards="basic"`."""
+
+    def release(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        """The warps of these lanes (None: all) leave what they know at a barrier."""
+
+    def acquire(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        """The warps of these lanes come to know what was left at a barrier."""
+
+    def acquire_warps(self, warps: slice, point: SyncPoint) -> None:
+        """As `acquire` for warps of the CTA."""
+
+    def fence(self, g: Any, lanes: Lanes | None) -> None:
+        """fence.proxy.async."""
+
+    def init_mbarrier(self, g: Any, lane: int, barrier: MBarrier) -> None:
+        """A lane initialised an mbarrier."""
+
+    def use_mbarrier(
+        self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
+    ) -> None:
+        """Lanes arrive at, wait for or hand out an mbarrier."""
+
+    def access(
+        self, place: Any, addresses: Lanes, nbytes: int, g: Any, lanes: Lanes | None,
+        ins: Instruction, *, write: bool,
+    ) -> None:  # fmt: skip
+        """Lanes read or write shared memory of `place`, `nbytes` each."""
+
+    def bulk_load(self, place: Any, barrier: MBarrier, span: slice, warp: int, ins: Instruction,
+                  source: int | None) -> None:  # fmt: skip
+        """A bulk load was issued to the addresses of `span`, from shared `source` or global."""
+
+    def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
+        """A bulk store of a warp was issued as part of its group `clock`."""
+
+    def copy(self, place: Any, addresses: Lanes, nbytes: int, warp: int, clock: int,
+             ins: Instruction) -> None:  # fmt: skip
+        """cp.async of a warp's lanes as part of its group `clock`."""
+
+    def groups_done(self, kind: str, warp: int, clock: int) -> None:
+        """The warp waited for its "bulk" or "copy" groups up to `clock`."""
+
+    def copies_arrive(self, warp: int, clock: int) -> SyncPoint:
+        """What an arrival after the warp's cp.async up to `clock` makes known."""
+        return SyncPoint()
+
+    def wgmma(
+        self, group: int, clock: int, ins: Instruction, a: list[Lanes], b: Lanes, every: Lanes
+    ) -> None:
+        """A warpgroup issued a wgmma as part of its group `clock`; see `Shadow.wgmma_read`."""
+
+    def wgmma_done(self, group: int, clock: int) -> None:
+        """The warpgroup waited for its wgmma groups up to `clock`."""
+
+    def finish(self, barriers: list[MBarrier]) -> None:
+        """The CTA is done."""
+
+
+class Ordering(NoOrdering):
+    """Feeds the clocks and the shadow memory."""
+
+    def __init__(self, tracker: Tracker, cta: Any) -> None:
+        self._tracker = tracker
+        self._cta = cta
+        self._clocks = tracker.clocks
+        self._first = cta.rank * ((cta.threads + 31) // 32)
+        self.shadow = Shadow(tracker, cta, cta.shared.size)
+
+    def _rows(self, g: Any, lanes: Lanes | None) -> Any:
+        if lanes is None or g.first_warp == g.last_warp:
+            return slice(self._first + g.first_warp, self._first + g.last_warp + 1)
+        return np.unique((lanes + g.lo) >> 5) + self._first
+
+    def _actor(self, kind: str, key: Any, clock: int, warp: int, ins: Instruction) -> Actor:
+        row = self._first + warp
+        entity = self._tracker.entity(kind, key)
+        return Actor(entity, clock, self._tracker.warp_name(row), row, ins)
+
+    # Barriers
+
+    def release(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        point.join(self._clocks.release(self._rows(g, lanes)))
+
+    def acquire(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        self._clocks.acquire(self._rows(g, lanes), point)
+
+    def acquire_warps(self, warps: slice, point: SyncPoint) -> None:
+        rows = slice(self._first + warps.start, self._first + warps.stop)
+        self._clocks.acquire(rows, point)
+
+    def fence(self, g: Any, lanes: Lanes | None) -> None:
+        self._clocks.fence(self._rows(g, lanes))
+
+    def init_mbarrier(self, g: Any, lane: int, barrier: MBarrier) -> None:
+        row = self._first + (lane + g.lo >> 5)
+        barrier.origin = (row, self._clocks.now(row))
+
+    def use_mbarrier(
+        self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
+    ) -> None:
+        row, clock = barrier.origin
+        rows = self._rows(g, lanes)
+        known = self._clocks.known[rows, row]
+        if (known < clock).any():
+            index = np.arange(self._clocks.warps)[rows]
+            self._tracker.hazards.report(
+                "mbarrier used before its initialisation is ordered", ins, self._cta,
+                f"{barrier.describe()} was initialised by {self._tracker.warp_name(row)}",
+                who=self._tracker.warp_name(int(index[known < clock][0])),
+            )  # fmt: skip
+
+    # Memory
+
+    def access(
+        self, place: Any, addresses: Lanes, nbytes: int, g: Any, lanes: Lanes | None,
+        ins: Instruction, *, write: bool,
+    ) -> None:  # fmt: skip
+        if g.first_warp == g.last_warp:
+            warps = np.array([self._first + g.first_warp])
+        else:
+            warps = (np.arange(g.n) if lanes is None else lanes) + g.lo
+            warps = (warps >> 5) + self._first
+        flags = 0
+        if ins.parts[0] in _STRONG or not _STRONG_PARTS.isdisjoint(ins.parts):
+            flags |= ATOMIC
+        if nbytes < 4 and "matrix" not in ins.parts[0]:
+            flags |= NARROW
+        place.order.shadow.generic(addresses, nbytes, warps, ins, write=write, flags=flags)
+
+    def bulk_load(
+        self, place: Any, barrier: MBarrier, span: slice, warp: int, ins: Instruction,
+        source: int | None,
+    ) -> None:  # fmt: skip
+        if barrier.entity < 0:
+            barrier.entity = self._tracker.entity("mbarrier", id(barrier))
+            self._tracker.keep.append(barrier)
+        barrier.last_load = clock = barrier.phase + 1
+        row = self._first + warp
+        name = self._tracker.warp_name(row)
+        actor = Actor(barrier.entity, clock, name, row, ins)
+        if not barrier.fenced and self._tracker.once(barrier):
+            self._tracker.hazards.report(
+                "mbarrier signalled by the async proxy with no fence after its initialisation",
+                ins, self._cta, barrier.describe(), who=name,
+            )  # fmt: skip
+        if source is not None:
+            self.shadow.async_read(source, span.stop - span.start, actor)
+        place.order.shadow.async_write(span.start, span.stop - span.start, actor)
+
+    def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
+        actor = self._actor("bulk", self._first + warp, clock, warp, ins)
+        self.shadow.async_read(span.start, span.stop - span.start, actor)
+
+    def copy(
+        self, place: Any, addresses: Lanes, nbytes: int, warp: int, clock: int, ins: Instruction
+    ) -> None:
+        actor = self._actor("copy", self._first + warp, clock, warp, ins)
+        place.order.shadow.copy_write(addresses, nbytes, actor, GENERIC)
+
+    def groups_done(self, kind: str, warp: int, clock: int) -> None:
+        row = self._first + warp
+        self._clocks.reach(slice(row, row + 1), self._tracker.entity(kind, row), clock)
+
+    def copies_arrive(self, warp: int, clock: int) -> SyncPoint:
+        row = self._first + warp
+        point = self._clocks.release(slice(row, row + 1))
+        point.reach(self._tracker.entity("copy", row), clock)
+        return point
+
+    def wgmma(
+        self, group: int, clock: int, ins: Instruction, a: list[Lanes], b: Lanes, every: Lanes
+    ) -> None:
+        first = self._first + 4 * group
+        actor = Actor(
+            self._tracker.entity("wgmma", first), clock,
+            f"the warpgroup of {self._tracker.warp_name(first)}", first, ins,
+        )  # fmt: skip
+        self.shadow.wgmma_read(a, b, every, actor, slice(first, first + 4))
+
+    def wgmma_done(self, group: int, clock: int) -> None:
+        first = self._first + 4 * group
+        entity = self._tracker.entity("wgmma", first)
+        self._clocks.reach(slice(first, first + 4), entity, clock)
+
+    def finish(self, barriers: list[MBarrier]) -> None:
+        known = self._clocks.known[:, : self._clocks.entities].max(axis=0)
+        for barrier in barriers:
+            if barrier.entity >= 0 and known[barrier.entity] < barrier.last_load:
+                self._tracker.hazards.report(
+                    "bulk load never waited for", None, self._cta,
+                    f"mbarrier {barrier.describe()}",
+                )  # fmt: skip

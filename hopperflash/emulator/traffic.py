@@ -1,0 +1,46 @@
+"""Which bytes of global memory a launch touches: what it has to move at least once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MARKED: dict[int, Any] = {
+    1: np.uint8(1), 2: np.uint16(0x0101), 4: np.uint32(0x01010101),
+    8: np.uint64(0x0101010101010101),
+}  # fmt: skip
+
+
+class TouchedBytes:
+    """One mark per byte of each region of memory, made when the region is first touched."""
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[int, int], NDArray[np.uint8]] = {}
+
+    def _of(self, start: int, end: int) -> NDArray[np.uint8]:
+        marks = self._marks.get((start, end))
+        if marks is None:
+            # Typed views need whole items.
+            marks = self._marks[start, end] = np.zeros((end - start + 15) // 16 * 16, np.uint8)
+        return marks
+
+    def items(self, start: int, end: int, index: NDArray[np.int64], itemsize: int) -> None:
+        """Items of a region [start, end), counted in items from its start."""
+        mark = _MARKED[itemsize]
+        self._of(start, end).view(mark.dtype)[index] = mark
+
+    def box(self, start: int, end: int, offset: int, shape: Sequence[int],
+            strides: Sequence[int], itemsize: int) -> None:  # fmt: skip
+        """A box of items at a byte offset of a region."""
+        mark = _MARKED[itemsize]
+        marks: NDArray[Any] = np.ndarray(
+            shape, mark.dtype, buffer=self._of(start, end), offset=offset, strides=strides
+        )
+        marks[...] = mark
+
+    def count(self) -> int:
+        """Bytes touched at least once."""
+        return sum(int(np.count_nonzero(marks)) for marks in self._marks.values())
