@@ -90,14 +90,14 @@ def test_a_fault_everywhere_is_noticed(fault: mutants.Fault) -> None:
         (mutants.MBARRIER_ARRIVE, 0),
         # Those around a turn order additions of different CTAs: the emulator has one at a time.
         (mutants.PROXY_FENCE, 2),
-        # The epilogue's first: all GEMMs that read K or V were complete at the last hand-over of dQ.
+        # The epilogue's first: all GEMMs that read K or V are complete at the last hand-over of dQ.
         pytest.param(
             mutants.NAMED_BARRIER_SYNC,
             1,
             marks=pytest.mark.xfail(
                 strict=False,
-                reason="without the wait for DQ_EMPTY in the unmasked loop dQ tiles race, which only a"
-                " happens-before check can see: the store warp is always in time here",
+                reason="the unmasked loop's wait for DQ_EMPTY: a race that only a happens-before"
+                " check can see, since the store warp is always in time here",
             ),
         ),
         (mutants.NAMED_BARRIER_ARRIVE, 0),
