@@ -19,7 +19,6 @@ def run(*arguments: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--backward"], "backward kernels yet: they come next"),
         (["--arch", "sm_80"], "sm90: arch sm_80 has no wgmma"),
         (["--arch", "cpu"], "arch 'cpu' is no GPU"),
         (["--schedule", "hasty"], "give one of eager, lazy, random"),
