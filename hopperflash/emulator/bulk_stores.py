@@ -16,7 +16,10 @@ from .tensor_map import TensorMap, combine, gather_from_shared, reduce_box, stor
 
 Bytes = NDArray[np.uint8]
 
-_SIZE = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, "f64": 8}
+_SIZE = {
+    "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4,
+    "b64": 8, "u64": 8, "s64": 8, "f64": 8,
+}  # fmt: skip
 
 
 class AsyncStore:

@@ -35,8 +35,17 @@ _BULK_LOAD = re.compile(
 )
 _BULK_STORE = re.compile(
     r"cp\.(reduce\.)?async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?"
-    r"(?:\.(add|min|max|and|or|xor)(\.noftz)?\.(\w+))?$"
+    r"(?:\.(add|min|max|and|or|xor|inc|dec)(\.noftz)?\.(\w+))?$"
 )
+
+
+# The types of each bulk reduction into global memory.
+_REDUCED = {
+    "add": ("f16", "bf16", "f32", "f64", "u32", "s32", "u64"),
+    **dict.fromkeys(("min", "max"), ("f16", "bf16", "u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+}
 
 
 def decode_tensor_load(ins: Instruction) -> Op:
@@ -121,7 +130,7 @@ def decode_bulk_store(ins: Instruction) -> Op:
         raise unknown(ins)
     dst, source, size, *rest = ins.operands
     operation, kind = match[3], match[5]
-    if kind is not None and kind not in ("f32", "u32", "s32", "u64", "f16", "bf16", "f64"):
+    if operation is not None and kind not in _REDUCED[operation]:
         raise unknown(ins, f"type {kind}")
 
     def make(row: RowOf) -> Effect:

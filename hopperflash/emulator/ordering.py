@@ -53,6 +53,10 @@ class NoOrdering:
                   source: int | None) -> None:  # fmt: skip
         """A bulk load was issued to the addresses of `span`, from shared `source` or global."""
 
+    def remote_store(self, place: Any, barrier: MBarrier, span: slice, warp: int,
+                     ins: Instruction, reduces: bool) -> None:  # fmt: skip
+        """st.async or red.async of one lane was issued; the mbarrier is told when it lands."""
+
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
         """A bulk store of a warp was issued as part of its group `clock`."""
 
@@ -154,13 +158,8 @@ class Ordering(NoOrdering):
         self, place: Any, barrier: MBarrier, span: slice, warp: int, ins: Instruction,
         source: int | None,
     ) -> None:  # fmt: skip
-        if barrier.entity < 0:
-            barrier.entity = self._tracker.entity("mbarrier", id(barrier))
-            self._tracker.keep.append(barrier)
-        barrier.last_load = clock = barrier.phase + 1
-        row = self._first + warp
-        name = self._tracker.warp_name(row)
-        actor = Actor(barrier.entity, clock, name, row, ins)
+        actor = self._loader(barrier, warp, ins)
+        name = actor.name
         if not barrier.fenced and self._tracker.once(barrier):
             self._tracker.hazards.report(
                 "mbarrier signalled by the async proxy with no fence after its initialisation",
@@ -169,6 +168,22 @@ class Ordering(NoOrdering):
         if source is not None:
             self.shadow.async_read(source, span.stop - span.start, actor)
         place.order.shadow.async_write(span.start, span.stop - span.start, actor)
+
+    def _loader(self, barrier: MBarrier, warp: int, ins: Instruction) -> Actor:
+        """Work that completes with the mbarrier's current phase."""
+        if barrier.entity < 0:
+            barrier.entity = self._tracker.entity("mbarrier", id(barrier))
+            self._tracker.keep.append(barrier)
+        barrier.last_load = clock = barrier.phase + 1
+        row = self._first + warp
+        return Actor(barrier.entity, clock, self._tracker.warp_name(row), row, ins)
+
+    def remote_store(self, place: Any, barrier: MBarrier, span: slice, warp: int,
+                     ins: Instruction, reduces: bool) -> None:  # fmt: skip
+        actor = self._loader(barrier, warp, ins)
+        flags = GENERIC | ATOMIC if reduces else GENERIC
+        at = np.array([span.start], np.int64)
+        place.order.shadow.copy_write(at, span.stop - span.start, actor, flags)
 
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
         actor = self._actor("bulk", self._first + warp, clock, warp, ins)
