@@ -238,6 +238,7 @@ class Machine:
     def _collect_counts(self) -> None:
         for segment in self.program.segments:
             if segment.warps_executed:
+                segment.executed = True
                 self.counters.warp_instructions += segment.instructions * segment.warps_executed
                 times = segment.warps_executed
                 self.counters.add_ops(segment.counts, segment.classes, times)

@@ -88,9 +88,13 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
                     where, value = group.values
                     barrier = g.cta.mbarrier(where)
                     g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
-                    if not relaxed:
-                        g.cta.order.release(g, group.lanes, barrier.arrivals)
-                    for lane in group.lanes:
+                    released = -1
+                    for lane in group.lanes.tolist():
+                        # One after the other: an arrival that completes the phase leaves those
+                        # after it out.
+                        if not relaxed and (warp := lane + g.lo >> 5) != released:
+                            g.cta.order.release_warp(warp, barrier.arrivals)
+                            released = warp
                         if with_tx:
                             barrier.expect_tx(value)
                         pending = barrier.pending

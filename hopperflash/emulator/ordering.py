@@ -26,6 +26,9 @@ class NoOrdering:
     def release(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         """The warps of these lanes (None: all) leave what they know at a barrier."""
 
+    def release_warp(self, warp: int, point: SyncPoint) -> None:
+        """As `release` for one warp of the CTA."""
+
     def acquire(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         """The warps of these lanes come to know what was left at a barrier."""
 
@@ -107,6 +110,10 @@ class Ordering(NoOrdering):
 
     def release(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         point.join(self._clocks.release(self._rows(g, lanes)))
+
+    def release_warp(self, warp: int, point: SyncPoint) -> None:
+        row = self._first + warp
+        point.join(self._clocks.release(slice(row, row + 1)))
 
     def acquire(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         self._clocks.acquire(self._rows(g, lanes), point)
