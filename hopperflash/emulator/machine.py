@@ -32,6 +32,10 @@ CHECKS = ("full", "basic")
 _serials = itertools.count()
 
 
+# Which CTAs to execute: all, about so many, or those that a callable takes.
+Selection = int | Callable[[Index3], bool] | None
+
+
 @dataclass
 class Launch:
     """A kernel launch as the driver sees it."""
@@ -42,6 +46,7 @@ class Launch:
     cluster: Index3
     shared_bytes: int
     params: list[bytes]
+    ctas: Selection = None
 
 
 def run_kernel(
@@ -131,9 +136,10 @@ class Machine:
         return self._clock
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
-        total = int(np.prod(self.launch.grid))
+        chosen = list(self._chosen())
+        total = sum(map(len, chosen))
         done = 0
-        waiting = iter(self._clusters())
+        waiting = iter(chosen)
         resident: list[ClusterScheduler] = []
         for scheduler in self._rounds(resident, waiting):
             resident.remove(scheduler)
@@ -194,6 +200,19 @@ class Machine:
             if crowded and steps >= turn:
                 break
         return steps > 0
+
+    def _chosen(self) -> Iterator[list[Index3]]:
+        """The clusters to execute, in launch order."""
+        ctas = self.launch.ctas
+        if isinstance(ctas, int):
+            count = int(np.prod(self.launch.grid) // np.prod(self.launch.cluster))
+            wanted = max(1, min(ctas // int(np.prod(self.launch.cluster)), count))
+            picked = {i * count // wanted for i in range(wanted)}
+            yield from (c for i, c in enumerate(self._clusters()) if i in picked)
+            return
+        for cluster in self._clusters():
+            if ctas is None or any(ctas(index) for index in cluster):
+                yield cluster
 
     def _clusters(self) -> Iterable[list[Index3]]:
         """The clusters' CTAs in launch order; shuffled in the random schedule."""
