@@ -37,8 +37,8 @@ def emulate(options: EmulateOptions) -> None:
     """Execute a problem's kernels on random inputs and print what they did.
 
     Launches, instructions by class, tensor-core work by shape, bytes by memory, bank conflicts and
-    waits, for each kernel and in all. Exits 1 if a hazard was seen, 2 if refused. `hopperflash demo`
-    compares the results with a reference.
+    waits, for each kernel and in all. Exits 1 if a hazard was seen, 2 if refused. What the kernels
+    computed is not looked at: `hopperflash demo` compares it with a reference.
     """
     if options.direction not in DIRECTIONS:
         raise InvalidArgument(f"--direction is {options.direction!r}: give forward or backward")
