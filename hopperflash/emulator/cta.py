@@ -218,10 +218,11 @@ class Cta:
         """The mbarriers that live in the bytes [lo, hi)."""
         return [b for at, b in self._mbarriers.items() if lo < at + 8 and at < hi]
 
-    def fence_mbarriers(self) -> None:
-        """The initialisations so far reach the async proxy and other CTAs."""
+    def fence_mbarriers(self, warps: set[int]) -> None:
+        """The warps' initialisations so far reach the async proxy and other CTAs."""
         for barrier in self._mbarriers.values():
-            barrier.fenced = True
+            if barrier.initialiser in warps:
+                barrier.fenced = True
 
     def live_warps(self) -> int:
         return sum(1 for w in range(0, self.threads, 32) if self.live >> w & 0xFFFFFFFF)

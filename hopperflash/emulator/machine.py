@@ -193,7 +193,7 @@ class Machine:
             steps += 1
             if all(f.yielded for f in scheduler.fragments if f.condition is None):
                 idle += 1
-                if idle > 16:
+                if idle > 16 + 2 * len(scheduler.fragments):
                     return steps > idle
             else:
                 idle = 0

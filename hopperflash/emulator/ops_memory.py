@@ -102,7 +102,7 @@ def decode_ld(ins: Instruction) -> Op:
 
         return run
 
-    polls = access.polls and access.space in ("global", "")
+    polls = access.polls and access.space != "local"
     return effect(ins, make, writes=items, reads=(address, *_kept(ins, items)), yields=polls)
 
 

@@ -165,7 +165,8 @@ def _init(ins: Instruction) -> Op:
             for lane in active(m, g):
                 where = int(addresses[lane])
                 barrier = g.cta.init_mbarrier(where, scalar_at(counts, lane), ins)
-                g.cta.order.init_mbarrier(g, int(lane), barrier)
+                barrier.initialiser = int(lane) + g.lo >> 5
+                g.cta.order.init_mbarrier(barrier)
 
         return run
 
@@ -202,7 +203,7 @@ def decode_fence(ins: Instruction) -> Op:
     def run(g: Any, m: Any) -> None:
         lanes = active(m, g)
         if lanes.size:
-            g.cta.fence_mbarriers()
+            g.cta.fence_mbarriers({warp for warp, _ in one_lane_per_warp(m, g)})
             if proxy:
                 g.cta.order.fence(g, lanes)
 

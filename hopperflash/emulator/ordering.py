@@ -38,8 +38,8 @@ class NoOrdering:
     def fence(self, g: Any, lanes: Lanes | None) -> None:
         """fence.proxy.async."""
 
-    def init_mbarrier(self, g: Any, lane: int, barrier: MBarrier) -> None:
-        """A lane initialised an mbarrier."""
+    def init_mbarrier(self, barrier: MBarrier) -> None:
+        """A warp, its initialiser, initialised an mbarrier."""
 
     def use_mbarrier(
         self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
@@ -125,8 +125,8 @@ class Ordering(NoOrdering):
     def fence(self, g: Any, lanes: Lanes | None) -> None:
         self._clocks.fence(self._rows(g, lanes))
 
-    def init_mbarrier(self, g: Any, lane: int, barrier: MBarrier) -> None:
-        row = self._first + (lane + g.lo >> 5)
+    def init_mbarrier(self, barrier: MBarrier) -> None:
+        row = self._first + barrier.initialiser
         barrier.origin = (row, self._clocks.now(row))
 
     def use_mbarrier(
