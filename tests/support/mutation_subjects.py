@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import hopperflash
 from tests.support.cases import Case, check_forward
-from tests.support.mutants import Subject
+from tests.support.mutants import Fault, Subject
 
 
 def _forward(head_dim: int) -> Subject:
@@ -35,4 +35,27 @@ class Harmless(NamedTuple):
     reason: str
 
 
-HARMLESS: tuple[Harmless, ...] = ()
+_FRESH_QUERY_BUFFER = (
+    "A CTA computes one row block, so that the Q buffer is filled once: its empty barrier is "
+    "waited for once, fresh, and no consumer arrives. The wait passes at once whatever the count."
+)
+_FORWARD = (
+    (
+        "wgmma-fence", 2,
+        "The fence before the loop's Q K product. The registers of S were last accessed by the "
+        "softmax of the block before, and the fence of that block's P V product lies between.",
+    ),
+    ("mbarrier-wait", 0, _FRESH_QUERY_BUFFER),
+    ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
+    ("mbarrier-init-fewer", 1, _FRESH_QUERY_BUFFER),
+)  # fmt: skip
+HARMLESS = tuple(
+    Harmless(subject, *entry) for subject in ("forward-d64", "forward-d128") for entry in _FORWARD
+)
+
+
+def harmless_sites(subject: Subject, fault: Fault) -> dict[int, str]:
+    """Site numbers with the reason why breaking them shows nowhere."""
+    return {
+        h.site: h.reason for h in HARMLESS if (h.subject, h.fault) == (subject.name, fault.name)
+    }
