@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import AddressError
+from .swizzle import GRANULE, as_granules
 from .traffic import TouchedBytes
 
 SHARED_BASE = 1024
@@ -159,8 +160,8 @@ class GlobalMemory:
 
 def check_alignment(addrs: Addresses, nbytes: int, space: str) -> None:
     if nbytes > 1:
-        excess = addrs & (nbytes - 1)
-        if excess.any():
+        if int(np.bitwise_or.reduce(addrs, axis=None)) & (nbytes - 1):
+            excess = addrs & (nbytes - 1)
             bad = int(addrs[excess != 0][0])
             raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
 
@@ -186,8 +187,13 @@ class SharedMemory:
         nbytes = itemsize * count
         self.check(int(addrs.min()), int(addrs.max()) + nbytes)
         check_alignment(addrs, nbytes, "shared")
+        if nbytes == GRANULE:
+            pieces = as_granules(self.data)[(addrs - self.base) >> 4]
+            return pieces.view(_UNSIGNED[itemsize]).reshape(-1, count).T
         index = (addrs - self.base) // itemsize
         view = self._views[itemsize]
+        if count == 1:
+            return view[index][None, :]
         values: NDArray[Any] = view[index[None, :] + np.arange(count)[:, None]]
         return values
 
@@ -197,6 +203,10 @@ class SharedMemory:
         nbytes = itemsize * count
         self.check(int(addrs.min()), int(addrs.max()) + nbytes)
         check_alignment(addrs, nbytes, "shared")
+        if nbytes == GRANULE:
+            pieces = as_granules(np.ascontiguousarray(values.T).view(np.uint8))
+            as_granules(self.data)[(addrs - self.base) >> 4] = pieces[:, 0]
+            return
         index = (addrs - self.base) // itemsize
         view = self._views[itemsize]
         for c in range(count):
