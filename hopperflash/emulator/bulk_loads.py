@@ -89,6 +89,7 @@ class AsyncLoad:
         self.cta.machine.hazards.report(kind, self.ins, self.cta, detail, who=f"warp {warp}")
 
     def land(self) -> None:
+        self.cta.machine.global_order.begin(self.cta, self.ins)
         data, read = self._fetch()
         self.cta.machine.counters.tma_load_bytes += read
         for target, (barrier, phase) in zip(self.targets, self._phases, strict=True):
@@ -152,4 +153,6 @@ class BulkLoad(AsyncLoad):
     def _fetch(self) -> tuple[Bytes, int]:
         if self.from_shared:
             return self.cta.shared.bytes_at(self.source, self.nbytes).copy(), 0
-        return self.cta.machine.memory.view(self.source, self.nbytes), self.nbytes
+        memory = self.cta.machine.memory
+        memory.touch_box(self.source, (self.nbytes,), (1,), 1, False)
+        return memory.view(self.source, self.nbytes), self.nbytes

@@ -16,6 +16,7 @@ from .codegen import Program, program_of
 from .counters import Counters
 from .cta import Cta, Index3
 from .errors import EmulationError
+from .global_order import GlobalOrder, NoGlobalOrder
 from .hazards import HazardLog
 from .limits import check_launch
 from .memory import GlobalMemory
@@ -67,11 +68,14 @@ def run_kernel(
     if checks not in CHECKS:
         raise ValueError(f"hazards {checks!r} is not one of {', '.join(CHECKS)}")
     machine.full_checks = checks == "full"
+    if machine.full_checks:
+        machine.global_order = memory.order = GlobalOrder(machine.hazards)
     try:
         with np.errstate(all="ignore"):
             machine.run(progress)
     finally:
         machine.hazards.close()
+        memory.order = NoGlobalOrder()
 
 
 class Machine:
@@ -91,6 +95,7 @@ class Machine:
         self.counters = counters
         self.hazards = hazards
         self.full_checks = True
+        self.global_order = NoGlobalOrder()
         self.program: Program = program_of(launch.kernel)
         self.async_work = AsyncWork(schedule, seed)
         self.late_stores: list[AsyncStore] = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .errors import AddressError
 from .swizzle import GRANULE, as_granules
+from .global_order import NoGlobalOrder
 from .traffic import TouchedBytes
 
 SHARED_BASE = 1024
@@ -44,6 +45,8 @@ class GlobalMemory:
         self._starts: list[int] = []
         self._regions: list[Region] = []
         self._views: dict[tuple[int, int, int], NDArray[Any]] = {}
+        self.order = NoGlobalOrder()
+        """Who looks for races; told about every access."""
         self.forget_touched()
 
     def forget_touched(self) -> None:
@@ -110,6 +113,7 @@ class GlobalMemory:
         start = region.start & ~15
         touched = self.stored if write else self.loaded
         touched.box(start, region.end, addr - start, shape, strides, itemsize)
+        self.order.box(start, region.end, addr - start, shape, strides, itemsize, write)
 
     def _typed(self, region: Region, itemsize: int) -> tuple[int, NDArray[Any]]:
         start = region.start & ~15
@@ -141,7 +145,9 @@ class GlobalMemory:
         for region, lanes in self._parts(addrs, itemsize * count, False):
             start, view = self._typed(region, itemsize)
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
-            self.loaded.items(start, region.end, index + np.arange(count)[:, None], itemsize)
+            items = index + np.arange(count)[:, None]
+            self.loaded.items(start, region.end, items, itemsize)
+            self.order.items(start, region.end, items, itemsize, False)
             for c in range(count):
                 out[c, slice(None) if lanes is None else lanes] = view[index + c]
         return out
@@ -153,7 +159,9 @@ class GlobalMemory:
         for region, lanes in self._parts(addrs, itemsize * count, True):
             start, view = self._typed(region, itemsize)
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
-            self.stored.items(start, region.end, index + np.arange(count)[:, None], itemsize)
+            items = index + np.arange(count)[:, None]
+            self.stored.items(start, region.end, items, itemsize)
+            self.order.items(start, region.end, items, itemsize, True)
             for c in range(count):
                 view[index + c] = values[c] if lanes is None else values[c, lanes]
 

@@ -198,7 +198,7 @@ def decode_fence(ins: Instruction) -> Op:
         raise unknown(ins)
     proxy = ins.opcode.startswith("fence.proxy.async")
     if not proxy and "mbarrier_init" not in ins.opcode:
-        return effect(ins, lambda row: lambda g, m: None)
+        return effect(ins, lambda row: lambda g, m: g.cta.machine.global_order.fence(g.cta))
 
     def run(g: Any, m: Any) -> None:
         lanes = active(m, g)

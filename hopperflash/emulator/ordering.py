@@ -20,6 +20,11 @@ _STRONG = {"atom", "red"}
 _STRONG_PARTS = {"volatile", "relaxed", "acquire", "release", "mmio"}
 
 
+def is_strong(ins: Instruction) -> bool:
+    """Is the access atomic or ordered, so that it does not race with its like?"""
+    return ins.parts[0] in _STRONG or not _STRONG_PARTS.isdisjoint(ins.parts)
+
+
 class NoOrdering:
     """Keeps no record: `hazards="basic"`."""
 
@@ -155,7 +160,7 @@ class Ordering(NoOrdering):
             warps = (np.arange(g.n) if lanes is None else lanes) + g.lo
             warps = (warps >> 5) + self._first
         flags = 0
-        if ins.parts[0] in _STRONG or not _STRONG_PARTS.isdisjoint(ins.parts):
+        if is_strong(ins):
             flags |= ATOMIC
         if nbytes < 4 and "matrix" not in ins.parts[0]:
             flags |= NARROW

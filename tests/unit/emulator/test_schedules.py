@@ -21,7 +21,8 @@ def test_ctas_start_in_any_order_and_several_at_once() -> None:
         mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r0, 0; @%p1 ret;
         atom.global.add.u32 %r9, [%d1], 1; mul.wide.u32 %d5, %r2, 8; add.s64 %d6, %d0, %d5;
         st.global.b32 [%d6], %r9; nanosleep.u32 9; nanosleep.u32 9; nanosleep.u32 9;
-        nanosleep.u32 9; nanosleep.u32 9; nanosleep.u32 9; atom.global.add.u32 %r9, [%d1], 1; st.global.b32 [%d6+4], %r9;
+        nanosleep.u32 9; nanosleep.u32 9; nanosleep.u32 9;
+        atom.global.add.u32 %r9, [%d1], 1; st.global.b32 [%d6+4], %r9;
     """
     orders, overlap = set(), set()
     for seed in SEEDS:
@@ -152,7 +153,8 @@ def test_lanes_of_a_warp_leave_a_spin_loop_one_by_one(schedule: str) -> None:
     # Lane i waits for lane i - 1 of its warp: only independent threads get through.
     out = np.zeros(32, np.uint32)
     body = """
-        mov.u32 %r3, smem; shl.b32 %r5, %r0, 2; add.s32 %r5, %r5, %r3; st.volatile.shared.b32 [%r5], 0;
+        mov.u32 %r3, smem; shl.b32 %r5, %r0, 2; add.s32 %r5, %r5, %r3;
+        st.volatile.shared.b32 [%r5], 0;
         bar.warp.sync -1; setp.eq.u32 %p1, %r0, 0; @%p1 bra GO;
     SPIN:
         ld.volatile.shared.b32 %r9, [%r5+-4]; setp.eq.u32 %p2, %r9, 0; @%p2 bra SPIN;
