@@ -12,12 +12,8 @@ import argparse
 import os
 import platform
 from datetime import date
-from typing import NamedTuple
-
-for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
-
 from time import process_time
+from typing import NamedTuple
 
 import torch
 

@@ -167,11 +167,9 @@ class GlobalMemory:
 
 
 def check_alignment(addrs: Addresses, nbytes: int, space: str) -> None:
-    if nbytes > 1:
-        if int(np.bitwise_or.reduce(addrs, axis=None)) & (nbytes - 1):
-            excess = addrs & (nbytes - 1)
-            bad = int(addrs[excess != 0][0])
-            raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
+    if int(np.bitwise_or.reduce(addrs, axis=None)) & (nbytes - 1):
+        bad = int(addrs[addrs & (nbytes - 1) != 0][0])
+        raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
 
 
 class SharedMemory:
@@ -197,12 +195,13 @@ class SharedMemory:
         check_alignment(addrs, nbytes, "shared")
         if nbytes == GRANULE:
             pieces = as_granules(self.data)[(addrs - self.base) >> 4]
-            return pieces.view(_UNSIGNED[itemsize]).reshape(-1, count).T
+            wide: NDArray[Any] = pieces.view(_UNSIGNED[itemsize]).reshape(-1, count).T
+            return wide
         index = (addrs - self.base) // itemsize
         view = self._views[itemsize]
-        if count == 1:
-            return view[index][None, :]
-        values: NDArray[Any] = view[index[None, :] + np.arange(count)[:, None]]
+        if count > 1:
+            index = index[None, :] + np.arange(count)[:, None]
+        values: NDArray[Any] = view[index].reshape(count, -1)
         return values
 
     def store(self, addrs: Addresses, values: NDArray[Any]) -> None:
