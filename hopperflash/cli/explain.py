@@ -47,14 +47,15 @@ def plan_of(options: ExplainOptions) -> plan.LaunchPlan:
 
     causal = sizes.causal if options.window is None else options.causal is True
     attention = AttnOptions(
-        causal=causal, window_size=_window(options.window), softcap=options.softcap
+        causal=causal, window_size=window_of(options.window), softcap=options.softcap
     )
     v_shape = (*sizes.k_shape[:3], options.head_dim_v or sizes.head_dim)
     problem = build_problem(facts(sizes.q_shape), facts(sizes.k_shape), facts(v_shape), attention)
     return plan.make_plan(problem, arch, cast(Direction, options.direction))
 
 
-def _window(text: str | None) -> tuple[int, int]:
+def window_of(text: str | None) -> tuple[int, int]:
+    """The window of a LEFT,RIGHT option; unbounded where it was not given."""
     if text is None:
         return (-1, -1)
     try:

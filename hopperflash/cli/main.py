@@ -6,6 +6,7 @@ import typer
 
 from hopperflash.cli.demo import demo
 from hopperflash.cli.doctor import doctor
+from hopperflash.cli.emulate import emulate
 from hopperflash.cli.explain import explain
 
 app = typer.Typer(
@@ -16,4 +17,5 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(doctor)
+app.command()(emulate)
 app.command()(explain)

@@ -29,6 +29,8 @@ class MBarrier:
     """The phase, counted from 1, that the latest bulk load completes in."""
     origin: tuple[int, int] = (0, 0)
     """Who initialised it and when."""
+    initialiser: int = 0
+    """Its warp in the CTA."""
     fenced: bool = False
     """Whether a fence made the initialisation known to the async proxy."""
 

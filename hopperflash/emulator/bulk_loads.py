@@ -44,6 +44,7 @@ class AsyncLoad:
     pattern = 1
     """Bytes after which the swizzle repeats."""
     shared_source: int | None = None
+    is_bulk = True
 
     def __init__(self, cta: Any, ins: Instruction, where: Sequence[Target], nbytes: int) -> None:
         self.cta, self.ins, self.targets, self.nbytes = cta, ins, where, nbytes
@@ -55,12 +56,15 @@ class AsyncLoad:
             span = slice(target.address, target.address + self.nbytes)
             self._check_target(target, span, warp)
             barrier = target.signalled.mbarrier(target.barrier)
-            self.cta.order.bulk_load(target.cta, barrier, span, warp, self.ins, self.shared_source)
+            self._order(target, barrier, span, warp)
             signals.append(barrier)
         self._phases = [(barrier, barrier.phase) for barrier in signals]
         machine = self.cta.machine
-        machine.counters.tma_loads += 1
+        machine.counters.tma_loads += self.is_bulk
         machine.async_work.submit(self.land, signals)
+
+    def _order(self, target: Target, barrier: Any, span: slice, warp: int) -> None:
+        self.cta.order.bulk_load(target.cta, barrier, span, warp, self.ins, self.shared_source)
 
     def _check_target(self, target: Target, span: slice, warp: int) -> None:
         target.cta.shared.check(span.start, span.stop)
@@ -85,6 +89,7 @@ class AsyncLoad:
         self.cta.machine.hazards.report(kind, self.ins, self.cta, detail, who=f"warp {warp}")
 
     def land(self) -> None:
+        self.cta.machine.global_order.begin(self.cta, self.ins)
         data, read = self._fetch()
         self.cta.machine.counters.tma_load_bytes += read
         for target, (barrier, phase) in zip(self.targets, self._phases, strict=True):
@@ -148,4 +153,6 @@ class BulkLoad(AsyncLoad):
     def _fetch(self) -> tuple[Bytes, int]:
         if self.from_shared:
             return self.cta.shared.bytes_at(self.source, self.nbytes).copy(), 0
-        return self.cta.machine.memory.view(self.source, self.nbytes), self.nbytes
+        memory = self.cta.machine.memory
+        memory.touch_box(self.source, (self.nbytes,), (1,), 1, False)
+        return memory.view(self.source, self.nbytes), self.nbytes

@@ -16,7 +16,10 @@ from .tensor_map import TensorMap, combine, gather_from_shared, reduce_box, stor
 
 Bytes = NDArray[np.uint8]
 
-_SIZE = {"f16": 2, "bf16": 2, "u32": 4, "s32": 4, "f32": 4, "u64": 8, "s64": 8, "f64": 8}
+_SIZE = {
+    "f16": 2, "bf16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4,
+    "b64": 8, "u64": 8, "s64": 8, "f64": 8,
+}  # fmt: skip
 
 
 class AsyncStore:
@@ -34,6 +37,7 @@ class AsyncStore:
                 f"bulk store from shared {source:#x}, which is not {self.alignment}-byte aligned"
             )
         groups = cta.bulk_groups(warp)
+        self._warp, self._clock = warp, groups.clock
         cta.order.bulk_store(slice(source, source + nbytes), warp, groups.clock, ins)
 
     def read(self) -> None:
@@ -45,10 +49,14 @@ class AsyncStore:
         if not self._written:
             self._written = True
             assert self._packed is not None
+            reduces = self.ins.parts[1] == "reduce"
+            self.cta.machine.global_order.begin(
+                self.cta, self.ins, atomic=reduces, warp=self._warp, clock=self._clock
+            )
             stored = self._scatter(self._packed)
             counters = self.cta.machine.counters
             counters.tma_store_bytes += stored
-            if self.ins.parts[1] == "reduce":
+            if reduces:
                 counters.tma_reduce_bytes += stored
 
     def _gather(self) -> Bytes:
@@ -110,7 +118,9 @@ class BulkStore(AsyncStore):
         return data
 
     def _scatter(self, packed: Bytes) -> int:
-        view = self.cta.machine.memory.view(self.target, self.nbytes, True)
+        memory = self.cta.machine.memory
+        view = memory.view(self.target, self.nbytes, True)
+        memory.touch_box(self.target, (self.nbytes,), (1,), 1, True)
         if self.operation is None or self.kind is None:
             view[:] = packed
         else:
@@ -158,6 +168,7 @@ class BulkGroups:
             self._read = max(self._read, group.clock)
             if not reads_only:
                 self._groups.popleft()
+                self._cta.machine.global_order.stored(self._cta, self._warp, group.clock)
         self._cta.order.groups_done("bulk", self._warp, self._read)
 
     def unread(self) -> list[AsyncStore]:

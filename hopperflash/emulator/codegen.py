@@ -48,6 +48,8 @@ class Segment:
     classes: dict[str, int] = field(default_factory=dict)
     instructions: int = 0
     mufu: int = 0
+    executed: bool = False
+    """Whether any launch came here."""
     warps_executed: int = 0
     lanes_executed: int = 0
     functions: dict[bool, Function] = field(default_factory=dict)

@@ -22,7 +22,7 @@ class Copy:
     ) -> None:
         self.ins = ins
         self.place, self.to = cta.place_of(to)
-        self._machine = cta.machine
+        self._cta, self._machine = cta, cta.machine
         self._frm, self.nbytes, self._sizes = frm, nbytes, sizes
         self._landed = False
 
@@ -30,6 +30,7 @@ class Copy:
         if self._landed:
             return
         self._landed = True
+        self._machine.global_order.begin(self._cta, self.ins)
         memory, nbytes, sizes = self._machine.memory, self.nbytes, self._sizes
         item = min(nbytes, 8)
         values = np.zeros((nbytes // item, len(self.to)), f"u{item}")

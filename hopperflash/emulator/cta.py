@@ -17,7 +17,7 @@ from .copy_groups import Copy, CopyGroups
 from .decode import Op
 from .errors import AddressError, BarrierError
 from .memory import CLUSTER_SHIFT, LOCAL_BASE, SharedMemory, unsigned
-from .ordering import NoOrdering, Ordering
+from .ordering import NoOrdering, Ordering, is_strong
 from .ptx_ir import Instruction, Symbol
 from .register_rules import FenceState, RegisterPool
 from .registers import RegisterFile
@@ -125,7 +125,11 @@ class Cta:
         if space == "local":
             return self.local.load(self._local(addrs, g, lanes), size, count)
         counters.global_load_bytes += nbytes
+        strong = is_strong(ins)
+        self.machine.global_order.begin(self, ins, atomic=strong)
         values = self.machine.memory.load(addrs, size, count)
+        if strong:
+            self.machine.global_order.flag(self, addrs, ins, read=True, write=False)
         return values
 
     def store(
@@ -151,7 +155,11 @@ class Cta:
             self.local.store(self._local(addrs, g, lanes), values)
         else:
             counters.global_store_bytes += values.nbytes
+            strong = is_strong(ins)
+            self.machine.global_order.begin(self, ins, atomic=strong)
             self.machine.memory.store(addrs, values)
+            if strong:
+                self.machine.global_order.flag(self, addrs, ins, read=False, write=True)
 
     def atomic(
         self, space: str, addrs: Lanes, size: int, update: Callable[[Any], Any], g: Any,
@@ -169,6 +177,8 @@ class Cta:
             self.order.access(place, local, size, g, lanes, ins, write=True)
         else:
             counters.global_atomic_bytes += len(addrs) * size
+            self.machine.global_order.begin(self, ins, atomic=True)
+            self.machine.global_order.flag(self, addrs, ins, read=True, write=True)
         old: NDArray[Any] = memory.load(local, size, 1)[0]
         memory.store(local, update(old)[None, :])
         return old
@@ -218,10 +228,11 @@ class Cta:
         """The mbarriers that live in the bytes [lo, hi)."""
         return [b for at, b in self._mbarriers.items() if lo < at + 8 and at < hi]
 
-    def fence_mbarriers(self) -> None:
-        """The initialisations so far reach the async proxy and other CTAs."""
+    def fence_mbarriers(self, warps: set[int]) -> None:
+        """The warps' initialisations so far reach the async proxy and other CTAs."""
         for barrier in self._mbarriers.values():
-            barrier.fenced = True
+            if barrier.initialiser in warps:
+                barrier.fenced = True
 
     def live_warps(self) -> int:
         return sum(1 for w in range(0, self.threads, 32) if self.live >> w & 0xFFFFFFFF)

@@ -25,9 +25,12 @@ def groups(g: Any, m: Any, *columns: Any) -> list[LaneGroup]:
     lanes = active(m, g)
     if not lanes.size:
         return []
+    given = [np.asarray(c) for c in columns]
+    if m is not None:
+        given = [c[lanes] if c.ndim else c for c in given]
+    if all(not c.ndim or (c == c[0]).all() for c in given):
+        return [LaneGroup(tuple(int(c[0] if c.ndim else c) for c in given), lanes, True)]
     rows = [lanes_of(c, g)[lanes] for c in columns]
-    if all((r == r[0]).all() for r in rows):
-        return [LaneGroup(tuple(int(r[0]) for r in rows), lanes, True)]
     keys = list(zip(*(r.tolist() for r in rows), strict=True))
     return [
         LaneGroup(key, lanes[np.array([k == key for k in keys])], False)

@@ -16,6 +16,7 @@ from .codegen import Program, program_of
 from .counters import Counters
 from .cta import Cta, Index3
 from .errors import EmulationError
+from .global_order import GlobalOrder, NoGlobalOrder
 from .hazards import HazardLog
 from .limits import check_launch
 from .memory import GlobalMemory
@@ -32,6 +33,10 @@ CHECKS = ("full", "basic")
 _serials = itertools.count()
 
 
+# Which CTAs to execute: all, about so many, or those that a callable takes.
+Selection = int | Callable[[Index3], bool] | None
+
+
 @dataclass
 class Launch:
     """A kernel launch as the driver sees it."""
@@ -42,6 +47,7 @@ class Launch:
     cluster: Index3
     shared_bytes: int
     params: list[bytes]
+    ctas: Selection = None
 
 
 def run_kernel(
@@ -62,11 +68,14 @@ def run_kernel(
     if checks not in CHECKS:
         raise ValueError(f"hazards {checks!r} is not one of {', '.join(CHECKS)}")
     machine.full_checks = checks == "full"
+    if machine.full_checks:
+        machine.global_order = memory.order = GlobalOrder(machine.hazards)
     try:
         with np.errstate(all="ignore"):
             machine.run(progress)
     finally:
         machine.hazards.close()
+        memory.order = NoGlobalOrder()
 
 
 class Machine:
@@ -86,6 +95,7 @@ class Machine:
         self.counters = counters
         self.hazards = hazards
         self.full_checks = True
+        self.global_order = NoGlobalOrder()
         self.program: Program = program_of(launch.kernel)
         self.async_work = AsyncWork(schedule, seed)
         self.late_stores: list[AsyncStore] = []
@@ -131,9 +141,10 @@ class Machine:
         return self._clock
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
-        total = int(np.prod(self.launch.grid))
+        chosen = list(self._chosen())
+        total = sum(map(len, chosen))
         done = 0
-        waiting = iter(self._clusters())
+        waiting = iter(chosen)
         resident: list[ClusterScheduler] = []
         for scheduler in self._rounds(resident, waiting):
             resident.remove(scheduler)
@@ -187,13 +198,26 @@ class Machine:
             steps += 1
             if all(f.yielded for f in scheduler.fragments if f.condition is None):
                 idle += 1
-                if idle > 16:
+                if idle > 16 + 2 * len(scheduler.fragments):
                     return steps > idle
             else:
                 idle = 0
             if crowded and steps >= turn:
                 break
         return steps > 0
+
+    def _chosen(self) -> Iterator[list[Index3]]:
+        """The clusters to execute, in launch order."""
+        ctas = self.launch.ctas
+        if isinstance(ctas, int):
+            count = int(np.prod(self.launch.grid) // np.prod(self.launch.cluster))
+            wanted = max(1, min(ctas // int(np.prod(self.launch.cluster)), count))
+            picked = {i * count // wanted for i in range(wanted)}
+            yield from (c for i, c in enumerate(self._clusters()) if i in picked)
+            return
+        for cluster in self._clusters():
+            if ctas is None or any(ctas(index) for index in cluster):
+                yield cluster
 
     def _clusters(self) -> Iterable[list[Index3]]:
         """The clusters' CTAs in launch order; shuffled in the random schedule."""
@@ -238,6 +262,7 @@ class Machine:
     def _collect_counts(self) -> None:
         for segment in self.program.segments:
             if segment.warps_executed:
+                segment.executed = True
                 self.counters.warp_instructions += segment.instructions * segment.warps_executed
                 times = segment.warps_executed
                 self.counters.add_ops(segment.counts, segment.classes, times)

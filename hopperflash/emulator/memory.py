@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import AddressError
+from .swizzle import GRANULE, as_granules
+from .global_order import NoGlobalOrder
 from .traffic import TouchedBytes
 
 SHARED_BASE = 1024
@@ -43,6 +45,8 @@ class GlobalMemory:
         self._starts: list[int] = []
         self._regions: list[Region] = []
         self._views: dict[tuple[int, int, int], NDArray[Any]] = {}
+        self.order = NoGlobalOrder()
+        """Who looks for races; told about every access."""
         self.forget_touched()
 
     def forget_touched(self) -> None:
@@ -109,6 +113,7 @@ class GlobalMemory:
         start = region.start & ~15
         touched = self.stored if write else self.loaded
         touched.box(start, region.end, addr - start, shape, strides, itemsize)
+        self.order.box(start, region.end, addr - start, shape, strides, itemsize, write)
 
     def _typed(self, region: Region, itemsize: int) -> tuple[int, NDArray[Any]]:
         start = region.start & ~15
@@ -140,7 +145,9 @@ class GlobalMemory:
         for region, lanes in self._parts(addrs, itemsize * count, False):
             start, view = self._typed(region, itemsize)
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
-            self.loaded.items(start, region.end, index + np.arange(count)[:, None], itemsize)
+            items = index + np.arange(count)[:, None]
+            self.loaded.items(start, region.end, items, itemsize)
+            self.order.items(start, region.end, items, itemsize, False)
             for c in range(count):
                 out[c, slice(None) if lanes is None else lanes] = view[index + c]
         return out
@@ -152,17 +159,17 @@ class GlobalMemory:
         for region, lanes in self._parts(addrs, itemsize * count, True):
             start, view = self._typed(region, itemsize)
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
-            self.stored.items(start, region.end, index + np.arange(count)[:, None], itemsize)
+            items = index + np.arange(count)[:, None]
+            self.stored.items(start, region.end, items, itemsize)
+            self.order.items(start, region.end, items, itemsize, True)
             for c in range(count):
                 view[index + c] = values[c] if lanes is None else values[c, lanes]
 
 
 def check_alignment(addrs: Addresses, nbytes: int, space: str) -> None:
-    if nbytes > 1:
-        excess = addrs & (nbytes - 1)
-        if excess.any():
-            bad = int(addrs[excess != 0][0])
-            raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
+    if int(np.bitwise_or.reduce(addrs, axis=None)) & (nbytes - 1):
+        bad = int(addrs[addrs & (nbytes - 1) != 0][0])
+        raise AddressError(f"misaligned {nbytes}-byte {space} access at {bad:#x}")
 
 
 class SharedMemory:
@@ -186,9 +193,15 @@ class SharedMemory:
         nbytes = itemsize * count
         self.check(int(addrs.min()), int(addrs.max()) + nbytes)
         check_alignment(addrs, nbytes, "shared")
+        if nbytes == GRANULE:
+            pieces = as_granules(self.data)[(addrs - self.base) >> 4]
+            wide: NDArray[Any] = pieces.view(_UNSIGNED[itemsize]).reshape(-1, count).T
+            return wide
         index = (addrs - self.base) // itemsize
         view = self._views[itemsize]
-        values: NDArray[Any] = view[index[None, :] + np.arange(count)[:, None]]
+        if count > 1:
+            index = index[None, :] + np.arange(count)[:, None]
+        values: NDArray[Any] = view[index].reshape(count, -1)
         return values
 
     def store(self, addrs: Addresses, values: NDArray[Any]) -> None:
@@ -197,6 +210,10 @@ class SharedMemory:
         nbytes = itemsize * count
         self.check(int(addrs.min()), int(addrs.max()) + nbytes)
         check_alignment(addrs, nbytes, "shared")
+        if nbytes == GRANULE:
+            pieces = as_granules(np.ascontiguousarray(values.T).view(np.uint8))
+            as_granules(self.data)[(addrs - self.base) >> 4] = pieces[:, 0]
+            return
         index = (addrs - self.base) // itemsize
         view = self._views[itemsize]
         for c in range(count):

@@ -93,3 +93,22 @@ def scalar_at(value: Any, lane: int) -> int:
     """One lane's value as an int."""
     array = np.asarray(value)
     return int(array[lane]) if array.ndim else int(array)
+
+
+def every_lane(m: Any, gang: Any) -> list[tuple[int, int]]:
+    """(warp, index) of every active lane."""
+    return [(lane + gang.lo >> 5, lane) for lane in active(m, gang).tolist()]
+
+
+def distinct_lanes(m: Any, gang: Any, *columns: Any) -> list[tuple[int, int]]:
+    """(warp, index) of the first active lane of each warp with its operands.
+
+    A warp whose lanes agree issues a bulk store once: it is an instruction of the uniform datapath.
+    """
+    if gang.n == 1:
+        return [(gang.first_warp, 0)]
+    rows = [lanes_of(c, gang) for c in columns]
+    found: dict[Any, tuple[int, int]] = {}
+    for warp, lane in every_lane(m, gang):
+        found.setdefault((warp, *(int(r[lane]) for r in rows)), (warp, lane))
+    return list(found.values())

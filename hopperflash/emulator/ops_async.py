@@ -15,7 +15,14 @@ from .bulk_stores import BulkStore, TensorStore
 from .decode import Effect, Op, RowOf, effect, unknown
 from .errors import BarrierError
 from .memory import CLUSTER_SHIFT
-from .operands import address_reader, one_lane_per_warp, reader, scalar_at
+from .operands import (
+    address_reader,
+    distinct_lanes,
+    every_lane,
+    one_lane_per_warp,
+    reader,
+    scalar_at,
+)
 from .ptx_ir import Immediate, Instruction, Vector
 from .tensor_map import decode as decode_tensor_map
 from .wgmma import WgmmaShape
@@ -35,8 +42,17 @@ _BULK_LOAD = re.compile(
 )
 _BULK_STORE = re.compile(
     r"cp\.(reduce\.)?async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?"
-    r"(?:\.(add|min|max|and|or|xor)(\.noftz)?\.(\w+))?$"
+    r"(?:\.(add|min|max|and|or|xor|inc|dec)(\.noftz)?\.(\w+))?$"
 )
+
+
+# The types of each bulk reduction into global memory.
+_REDUCED = {
+    "add": ("f16", "bf16", "f32", "f64", "u32", "s32", "u64"),
+    **dict.fromkeys(("min", "max"), ("f16", "bf16", "u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+}
 
 
 def decode_tensor_load(ins: Instruction) -> Op:
@@ -52,7 +68,7 @@ def decode_tensor_load(ins: Instruction) -> Op:
         ranks = reader(mask_operand, "h", row) if mask_operand is not None else None
 
         def run(g: Any, m: Any) -> None:
-            for warp, lane in one_lane_per_warp(m, g):
+            for warp, lane in every_lane(m, g):
                 tensor_map = decode_tensor_map(g.cta.tensor_map_bytes(int(tensor(g)[lane])))
                 coords = [scalar_at(c(g), lane) for c in coordinates]
                 mask = None if ranks is None else scalar_at(ranks(g), lane)
@@ -76,7 +92,8 @@ def decode_tensor_store(ins: Instruction) -> Op:
         coordinates = [reader(c, "i", row) for c in target.coordinates]
 
         def run(g: Any, m: Any) -> None:
-            for warp, lane in one_lane_per_warp(m, g):
+            operands = (frm(g), tensor(g), *(c(g) for c in coordinates))
+            for warp, lane in distinct_lanes(m, g, *operands):
                 tensor_map = decode_tensor_map(g.cta.tensor_map_bytes(int(tensor(g)[lane])))
                 coords = [scalar_at(c(g), lane) for c in coordinates]
                 store = TensorStore(
@@ -104,7 +121,7 @@ def decode_bulk_load(ins: Instruction) -> Op:
         ranks = reader(mask_operand, "h", row) if mask_operand is not None else None
 
         def run(g: Any, m: Any) -> None:
-            for warp, lane in one_lane_per_warp(m, g):
+            for warp, lane in every_lane(m, g):
                 mask = None if ranks is None else scalar_at(ranks(g), lane)
                 where = targets(g.cta, int(to(g)[lane]), int(signal(g)[lane]), mask)
                 nbytes, start = scalar_at(read_size(g), lane), int(frm(g)[lane])
@@ -121,7 +138,7 @@ def decode_bulk_store(ins: Instruction) -> Op:
         raise unknown(ins)
     dst, source, size, *rest = ins.operands
     operation, kind = match[3], match[5]
-    if kind is not None and kind not in ("f32", "u32", "s32", "u64", "f16", "bf16", "f64"):
+    if operation is not None and kind not in _REDUCED[operation]:
         raise unknown(ins, f"type {kind}")
 
     def make(row: RowOf) -> Effect:
@@ -132,7 +149,7 @@ def decode_bulk_store(ins: Instruction) -> Op:
         )
 
         def run(g: Any, m: Any) -> None:
-            for warp, lane in one_lane_per_warp(m, g):
+            for warp, lane in distinct_lanes(m, g, to(g), frm(g), read_size(g)):
                 store = BulkStore(
                     g.cta, warp, int(frm(g)[lane]), ins, int(to(g)[lane]),
                     scalar_at(read_size(g), lane), operation, kind,

@@ -31,9 +31,10 @@ _BULK_REDUCE = re.compile(
 
 
 class RemoteValue(BulkLoad):
-    """The value of one lane on its way to a CTA of the cluster; several CTAs never share it."""
+    """The value of one lane on its way to a CTA of the cluster, through the generic proxy."""
 
     alignment = 4
+    is_bulk = False
 
     def __init__(
         self, cta: Any, ins: Instruction, where: list[Target], value: NDArray[np.uint8],
@@ -42,6 +43,10 @@ class RemoteValue(BulkLoad):
         super().__init__(cta, ins, where, 0, value.size, True)
         self.shared_source = None
         self._value, self._operation = value, operation
+
+    def _order(self, target: Target, barrier: Any, span: slice, warp: int) -> None:
+        reduces = self._operation is not None
+        self.cta.order.remote_store(target.cta, barrier, span, warp, self.ins, reduces)
 
     def _fetch(self) -> tuple[NDArray[np.uint8], int]:
         return self._value, 0

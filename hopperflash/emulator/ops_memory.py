@@ -102,7 +102,7 @@ def decode_ld(ins: Instruction) -> Op:
 
         return run
 
-    polls = access.polls and access.space in ("global", "")
+    polls = access.polls and access.space != "local"
     return effect(ins, make, writes=items, reads=(address, *_kept(ins, items)), yields=polls)
 
 
@@ -361,6 +361,17 @@ def decode_nothing(ins: Instruction) -> Op:
     return effect(ins, lambda row: lambda g, m: None, ordered=False)
 
 
+def decode_createpolicy(ins: Instruction) -> Op:
+    """A cache policy: any value will do, since caches are not modelled."""
+    dst = ins.operands[0]
+
+    def make(row: RowOf) -> Effect:
+        write = writer(dst, "q", row)
+        return lambda g, m: write(g, np.uint64(0), m)
+
+    return effect(ins, make, writes=(dst,), reads=ins.operands[1:], ordered=False)
+
+
 MEMORY_OPS: dict[str, Callable[[Instruction], Op]] = {
     "ld": decode_ld,
     "ldu": decode_ld,
@@ -372,6 +383,8 @@ MEMORY_OPS: dict[str, Callable[[Instruction], Op]] = {
     "prefetch": decode_nothing,
     "prefetchu": decode_nothing,
     "applypriority": decode_nothing,
+    "discard": decode_nothing,
+    "createpolicy": decode_createpolicy,
     "cp.async.ca": decode_cp_async,
     "cp.async.cg": decode_cp_async,
 }

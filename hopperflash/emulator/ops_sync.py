@@ -88,9 +88,13 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
                     where, value = group.values
                     barrier = g.cta.mbarrier(where)
                     g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
-                    if not relaxed:
-                        g.cta.order.release(g, group.lanes, barrier.arrivals)
-                    for lane in group.lanes:
+                    released = -1
+                    for lane in group.lanes.tolist():
+                        # One after the other: an arrival that completes the phase leaves those
+                        # after it out.
+                        if not relaxed and (warp := lane + g.lo >> 5) != released:
+                            g.cta.order.release_warp(warp, barrier.arrivals)
+                            released = warp
                         if with_tx:
                             barrier.expect_tx(value)
                         pending = barrier.pending
@@ -161,7 +165,8 @@ def _init(ins: Instruction) -> Op:
             for lane in active(m, g):
                 where = int(addresses[lane])
                 barrier = g.cta.init_mbarrier(where, scalar_at(counts, lane), ins)
-                g.cta.order.init_mbarrier(g, int(lane), barrier)
+                barrier.initialiser = int(lane) + g.lo >> 5
+                g.cta.order.init_mbarrier(barrier)
 
         return run
 
@@ -193,12 +198,12 @@ def decode_fence(ins: Instruction) -> Op:
         raise unknown(ins)
     proxy = ins.opcode.startswith("fence.proxy.async")
     if not proxy and "mbarrier_init" not in ins.opcode:
-        return effect(ins, lambda row: lambda g, m: None)
+        return effect(ins, lambda row: lambda g, m: g.cta.machine.global_order.fence(g.cta))
 
     def run(g: Any, m: Any) -> None:
         lanes = active(m, g)
         if lanes.size:
-            g.cta.fence_mbarriers()
+            g.cta.fence_mbarriers({warp for warp, _ in one_lane_per_warp(m, g)})
             if proxy:
                 g.cta.order.fence(g, lanes)
 

@@ -37,9 +37,14 @@ def by_warp(g: Any, values: Any, fill: Any = 0) -> NDArray[Any]:
 
 def from_warps(g: Any, values: NDArray[Any]) -> NDArray[Any]:
     """The gang's lanes of a [warps, 32] array, or of [warps, 1] with one value for a warp."""
-    flat = np.broadcast_to(values, (len(values), 32)).reshape(-1)
+    flat = values.reshape(-1) if values.shape[1] == 32 else np.repeat(values[:, 0], 32)
     before = g.lo & 31
     return flat[before : before + g.n]
+
+
+def _whole(g: Any, m: Any) -> bool:
+    """Are all lanes of all warps of the gang active?"""
+    return m is None and not (g.lo | g.hi) & 31
 
 
 def _present(g: Any, m: Any) -> Flags:
@@ -95,6 +100,8 @@ def decode_shfl(ins: Instruction) -> Op:
     dst, src, lane_operand, clamp_operand, mask = ins.operands
     value, flag = (dst.first, dst.second) if isinstance(dst, Pair) else (dst, None)
 
+    fixed = _fixed_source(mode, lane_operand, clamp_operand) if _is_full(mask) else None
+
     def make(row: RowOf) -> Effect:
         read = reader(src, "u", row)
         shift, clamp = reader(lane_operand, "u", row), reader(clamp_operand, "u", row)
@@ -104,6 +111,11 @@ def decode_shfl(ins: Instruction) -> Op:
 
         def run(g: Any, m: Any) -> None:
             values = by_warp(g, read(g))
+            if fixed is not None and _whole(g, m):
+                write(g, values[:, fixed[0]].reshape(-1), None)
+                if write_flag is not None:
+                    write_flag(g, np.tile(fixed[1], len(values)), None)
+                return
             b = by_warp(g, shift(g)).astype(np.int64) & 31
             c = by_warp(g, clamp(g)).astype(np.int64)
             source, valid = _shuffle_source(mode, b, c & 31, (c >> 8) & 31)
@@ -118,6 +130,15 @@ def decode_shfl(ins: Instruction) -> Op:
         return run
 
     return _collective(ins, mask, make, writes=(dst,), reads=(src, lane_operand, clamp_operand))
+
+
+def _fixed_source(mode: str, lane: Any, clamp: Any) -> tuple[Any, Any] | None:
+    """Source lanes and validity of a warp, where they follow from literals."""
+    if not isinstance(lane, Immediate) or not isinstance(clamp, Immediate):
+        return None
+    c = np.full((1, 32), clamp.value)
+    source, valid = _shuffle_source(mode, np.full((1, 32), lane.value & 31), c & 31, c >> 8 & 31)
+    return source[0], valid[0]
 
 
 def _check_sources(
@@ -191,6 +212,7 @@ def decode_elect(ins: Instruction) -> Op:
     if ins.opcode != "elect.sync" or not isinstance(ins.operands[0], Pair):
         raise unknown(ins)
     dst, mask = ins.operands
+    whole = _is_full(mask)
 
     def make(row: RowOf) -> Effect:
         members = _Members(ins, mask, row)
@@ -198,6 +220,10 @@ def decode_elect(ins: Instruction) -> Op:
         write_flag = writer(dst.second, "p", row)
 
         def run(g: Any, m: Any) -> None:
+            if whole and _whole(g, m):
+                write(g, 0, None)
+                write_flag(g, g.lanes == 0, None)
+                return
             leader = np.argmax(members(g, m), axis=2).astype(np.uint32)
             write(g, from_warps(g, leader), m)
             write_flag(g, from_warps(g, np.arange(32) == leader), m)

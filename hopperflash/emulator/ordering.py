@@ -20,11 +20,19 @@ _STRONG = {"atom", "red"}
 _STRONG_PARTS = {"volatile", "relaxed", "acquire", "release", "mmio"}
 
 
+def is_strong(ins: Instruction) -> bool:
+    """Is the access atomic or ordered, so that it does not race with its like?"""
+    return ins.parts[0] in _STRONG or not _STRONG_PARTS.isdisjoint(ins.parts)
+
+
 class NoOrdering:
     """Keeps no record: `hazards="basic"`."""
 
     def release(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         """The warps of these lanes (None: all) leave what they know at a barrier."""
+
+    def release_warp(self, warp: int, point: SyncPoint) -> None:
+        """As `release` for one warp of the CTA."""
 
     def acquire(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         """The warps of these lanes come to know what was left at a barrier."""
@@ -35,8 +43,8 @@ class NoOrdering:
     def fence(self, g: Any, lanes: Lanes | None) -> None:
         """fence.proxy.async."""
 
-    def init_mbarrier(self, g: Any, lane: int, barrier: MBarrier) -> None:
-        """A lane initialised an mbarrier."""
+    def init_mbarrier(self, barrier: MBarrier) -> None:
+        """A warp, its initialiser, initialised an mbarrier."""
 
     def use_mbarrier(
         self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
@@ -52,6 +60,10 @@ class NoOrdering:
     def bulk_load(self, place: Any, barrier: MBarrier, span: slice, warp: int, ins: Instruction,
                   source: int | None) -> None:  # fmt: skip
         """A bulk load was issued to the addresses of `span`, from shared `source` or global."""
+
+    def remote_store(self, place: Any, barrier: MBarrier, span: slice, warp: int,
+                     ins: Instruction, reduces: bool) -> None:  # fmt: skip
+        """st.async or red.async of one lane was issued; the mbarrier is told when it lands."""
 
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
         """A bulk store of a warp was issued as part of its group `clock`."""
@@ -104,6 +116,10 @@ class Ordering(NoOrdering):
     def release(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         point.join(self._clocks.release(self._rows(g, lanes)))
 
+    def release_warp(self, warp: int, point: SyncPoint) -> None:
+        row = self._first + warp
+        point.join(self._clocks.release(slice(row, row + 1)))
+
     def acquire(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
         self._clocks.acquire(self._rows(g, lanes), point)
 
@@ -114,8 +130,8 @@ class Ordering(NoOrdering):
     def fence(self, g: Any, lanes: Lanes | None) -> None:
         self._clocks.fence(self._rows(g, lanes))
 
-    def init_mbarrier(self, g: Any, lane: int, barrier: MBarrier) -> None:
-        row = self._first + (lane + g.lo >> 5)
+    def init_mbarrier(self, barrier: MBarrier) -> None:
+        row = self._first + barrier.initialiser
         barrier.origin = (row, self._clocks.now(row))
 
     def use_mbarrier(
@@ -144,7 +160,7 @@ class Ordering(NoOrdering):
             warps = (np.arange(g.n) if lanes is None else lanes) + g.lo
             warps = (warps >> 5) + self._first
         flags = 0
-        if ins.parts[0] in _STRONG or not _STRONG_PARTS.isdisjoint(ins.parts):
+        if is_strong(ins):
             flags |= ATOMIC
         if nbytes < 4 and "matrix" not in ins.parts[0]:
             flags |= NARROW
@@ -154,13 +170,8 @@ class Ordering(NoOrdering):
         self, place: Any, barrier: MBarrier, span: slice, warp: int, ins: Instruction,
         source: int | None,
     ) -> None:  # fmt: skip
-        if barrier.entity < 0:
-            barrier.entity = self._tracker.entity("mbarrier", id(barrier))
-            self._tracker.keep.append(barrier)
-        barrier.last_load = clock = barrier.phase + 1
-        row = self._first + warp
-        name = self._tracker.warp_name(row)
-        actor = Actor(barrier.entity, clock, name, row, ins)
+        actor = self._loader(barrier, warp, ins)
+        name = actor.name
         if not barrier.fenced and self._tracker.once(barrier):
             self._tracker.hazards.report(
                 "mbarrier signalled by the async proxy with no fence after its initialisation",
@@ -169,6 +180,22 @@ class Ordering(NoOrdering):
         if source is not None:
             self.shadow.async_read(source, span.stop - span.start, actor)
         place.order.shadow.async_write(span.start, span.stop - span.start, actor)
+
+    def _loader(self, barrier: MBarrier, warp: int, ins: Instruction) -> Actor:
+        """Work that completes with the mbarrier's current phase."""
+        if barrier.entity < 0:
+            barrier.entity = self._tracker.entity("mbarrier", id(barrier))
+            self._tracker.keep.append(barrier)
+        barrier.last_load = clock = barrier.phase + 1
+        row = self._first + warp
+        return Actor(barrier.entity, clock, self._tracker.warp_name(row), row, ins)
+
+    def remote_store(self, place: Any, barrier: MBarrier, span: slice, warp: int,
+                     ins: Instruction, reduces: bool) -> None:  # fmt: skip
+        actor = self._loader(barrier, warp, ins)
+        flags = GENERIC | ATOMIC if reduces else GENERIC
+        at = np.array([span.start], np.int64)
+        place.order.shadow.copy_write(at, span.stop - span.start, actor, flags)
 
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
         actor = self._actor("bulk", self._first + warp, clock, warp, ins)

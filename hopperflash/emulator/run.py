@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ from .counters import Counters
 from .cuda_runtime import DeviceFacts, Dim3, KernelLaunch, KernelSignature
 from .errors import EmulationError
 from .host import HostProgram
-from .machine import Launch, run_kernel
+from .machine import Launch, Selection, run_kernel
 from .memory import GlobalMemory
 from .ptx_ir import Kernel, Module
 from .ptx_parser import parse_module
+from .report import render
 
 Progress = Callable[[int, int], None]
 
@@ -35,6 +36,8 @@ class LaunchInfo:
     """Static and dynamic shared memory of a CTA."""
     registers_set: tuple[int, ...] = ()
     """Register counts that warps set for themselves (setmaxnreg)."""
+    ctas_run: int = 0
+    """CTAs that were executed: fewer than the grid has where `ctas` picks some."""
 
 
 @dataclass
@@ -44,36 +47,23 @@ class EmulationRun:
     launches: list[LaunchInfo] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     """Totals over all launches; see `Counters` for the names."""
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The same for each kernel by its name."""
     hazards: list[str] = field(default_factory=list)
     """Races and missing fences that were observed; empty where clean."""
+    printed: str = ""
+    """What kernels printed; it went to stdout as well."""
 
     def add(self, info: LaunchInfo, counters: Mapping[str, int]) -> None:
         """Appends a launch and adds its counters."""
         self.launches.append(info)
-        for name, value in counters.items():
-            self.counters[name] = self.counters.get(name, 0) + value
+        for totals in (self.counters, self.kernels.setdefault(info.kernel_name, {})):
+            for name, value in counters.items():
+                totals[name] = totals.get(name, 0) + value
 
     def report(self) -> str:
-        """Launches, counters and hazards as text tables."""
-        header = ("grid", "block", "cluster", "smem", "setmaxnreg", "kernel")
-        rows = [
-            (
-                _dims(info.grid),
-                _dims(info.block),
-                _dims(info.cluster),
-                str(info.shared_bytes),
-                " ".join(map(str, info.registers_set)) or "-",
-                _shorten(info.kernel_name),
-            )
-            for info in self.launches
-        ]
-        totals = [(name, f"{value:,}") for name, value in self.counters.items() if value]
-        sections = [_table([header, *rows]), _table(totals)]
-        if self.hazards:
-            sections.append("\n".join(["hazards:", *(f"  {text}" for text in self.hazards)]))
-        else:
-            sections.append("no hazards")
-        return "\n\n".join(section for section in sections if section)
+        """Launches, counters by kernel and hazards as text tables."""
+        return render(self)
 
 
 def launch(
@@ -82,6 +72,7 @@ def launch(
     schedule: str = "lazy",
     seed: int = 0,
     hazards: str = "full",
+    ctas: Selection = None,
     progress: Progress | None = None,
     run: EmulationRun | None = None,
     buffers: Mapping[str, Any] | None = None,
@@ -99,6 +90,9 @@ def launch(
         schedule: when asynchronous work lands: "eager", "lazy" or "random".
         seed: seed of the random schedule.
         hazards: "full" for every check, "basic" for those that cost little: no races.
+        ctas: execute some CTAs only: about so many, spread evenly over each grid, or those whose
+            index (x, y, z) the callable takes; whole clusters. What the others write stays as it
+            was, and the counters are of what ran.
         progress: called with (CTAs done, CTAs in the launch).
         run: an earlier run to add to.
         buffers: tensors, by name, that kernels reach through raw pointers.
@@ -114,7 +108,7 @@ def launch(
     named = {**kwargs, **(buffers or {})}
     for region in memory_regions(list(program.host.signature.parameters), args, named):
         memory.add(region.start, region.nbytes, region.name)
-    policy = _Policy(schedule, seed, hazards, progress)
+    policy = _Policy(schedule, seed, hazards, ctas, progress)
 
     def on_launch(captured: KernelLaunch) -> None:
         _execute(program.module.kernels[captured.kernel_name], captured, memory, policy, record)
@@ -130,6 +124,7 @@ class _Policy(NamedTuple):
     schedule: str
     seed: int
     hazards: str
+    ctas: Selection
     progress: Progress | None
 
 
@@ -149,6 +144,7 @@ def _execute(
         cluster=captured.cluster,
         shared_bytes=captured.shared_bytes,
         params=list(captured.parameters),
+        ctas=policy.ctas,
     )
     try:
         run_kernel(
@@ -169,6 +165,7 @@ def _execute(
             cluster=captured.cluster,
             shared_bytes=captured.shared_bytes + _static_shared_bytes(kernel),
             registers_set=tuple(counters.registers_set),
+            ctas_run=counters.ctas,
         )
         record.add(info, counters.as_dict())
 
@@ -205,24 +202,3 @@ def _program_of(compiled: Any) -> _Program:
 
 def _static_shared_bytes(kernel: Kernel) -> int:
     return sum(v.size for v in kernel.variables.values() if v.space == "shared")
-
-
-def _dims(dim: Dim3) -> str:
-    return "x".join(map(str, dim))
-
-
-def _shorten(name: str, limit: int = 60) -> str:
-    return name if len(name) <= limit else name[: limit - 3] + "..."
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    if not rows:
-        return ""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in (0, len(row) - 1) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

@@ -23,7 +23,7 @@ _REFUSAL_ROUNDS = 6
 class Fragment:
     """Threads of a CTA (a bit mask) at the start of a segment, running or blocked."""
 
-    __slots__ = ("at", "condition", "cta", "threads", "yielded")
+    __slots__ = ("at", "condition", "cta", "ran", "threads", "yielded")
 
     def __init__(self, cta: Cta, threads: int, at: int) -> None:
         self.cta = cta
@@ -31,6 +31,13 @@ class Fragment:
         self.at = at
         self.condition: Condition | None = None
         self.yielded = False
+        self.ran = 0
+        """The step that it ran in last."""
+
+    @property
+    def turn(self) -> tuple[bool, int, int, int]:
+        """Who goes first: the lowest, so that threads reconverge; pollers one after the other."""
+        return self.yielded, self.ran if self.yielded else 0, self.cta.rank, self.at
 
 
 def mask_of(lanes: NDArray[Any], lo: int, n: int) -> int:
@@ -58,6 +65,9 @@ class ClusterScheduler:
         self.ctas = ctas
         self.fragments = [Fragment(cta, cta.live, 0) for cta in ctas]
         self._refusals = 0
+        self._steps = 0
+        self._priority: dict[tuple[int, int], int] = {}
+        self._favoured_steps = 0
         self._masks: dict[tuple[int, int, int], NDArray[np.bool_]] = {}
         self._warp_masks: dict[tuple[int, int], int] = {}
 
@@ -105,17 +115,30 @@ class ClusterScheduler:
     def _order(self, ready: list[Fragment]) -> list[Fragment]:
         work = self.machine.async_work
         if work.schedule != "random":
-            return sorted(ready, key=lambda f: (f.yielded, f.cta.rank, f.at))
+            return sorted(ready, key=lambda f: f.turn)
         shuffled = work.random.sample(ready, len(ready))
+        if self._favour():
+            shuffled.sort(key=lambda f: self._priority[f.cta.rank, _warp_range(f.threads)[0]])
         # The lowest of the fragments that share a warp goes first: threads reconverge.
         chosen = []
         for fragment in sorted(shuffled, key=lambda f: f.yielded):
             warps = self._warps(fragment)
             rivals = [f for f in ready if f.cta is fragment.cta and self._warps(f) & warps]
-            lowest = min(rivals, key=lambda f: (f.yielded, f.at))
+            lowest = min(rivals, key=lambda f: f.turn)
             if lowest not in chosen:
                 chosen.append(lowest)
         return chosen + [f for f in shuffled if f not in chosen]
+
+    def _favour(self) -> bool:
+        """Whether some warps now run ahead of others; drawn anew every few or many steps."""
+        random = self.machine.async_work.random
+        if self._favoured_steps == 0:
+            self._favoured_steps = random.choice((8, 64, 512))
+            warps = [(c.rank, w) for c in self.ctas for w in range((c.threads + 31) // 32)]
+            order = random.sample(warps, len(warps)) if random.random() < 0.6 else []
+            self._priority = {warp: i for i, warp in enumerate(order)}
+        self._favoured_steps -= 1
+        return bool(self._priority)
 
     def _warps(self, fragment: Fragment) -> int:
         return self._cover(fragment.threads, 32)
@@ -179,6 +202,8 @@ class ClusterScheduler:
 
     def _run(self, fragment: Fragment) -> None:
         segment = self.program.segments[fragment.at]
+        self._steps += 1
+        fragment.ran = self._steps
         cta, threads = fragment.cta, fragment.threads
         lo, hi = (threads & -threads).bit_length() - 1, threads.bit_length()
         full = threads >> lo == (1 << (hi - lo)) - 1
@@ -257,7 +282,9 @@ class ClusterScheduler:
         fragment.at += 1
         if taken:
             fragment.threads &= ~taken
-            self.fragments.append(Fragment(fragment.cta, taken, segment.branch))
+            other = Fragment(fragment.cta, taken, segment.branch)
+            other.yielded, other.ran = fragment.yielded, fragment.ran
+            self.fragments.append(other)
 
     def _exit(self, fragment: Fragment, segment: Segment, gang: Any) -> None:
         gone = fragment.threads

@@ -136,8 +136,9 @@ class Shadow:
         """Scattered bytes of a warp that may change until the actor's clock is known."""
         words = (addresses - SHARED_BASE >> 2)[None, :] + np.arange(nbytes >> 2)[:, None]
         warps = np.array([actor.warp])
-        self._check_writes(words, warps, actor.ins, 0, read=False)
-        self._check_reads(words, warps, actor.ins, 0)
+        strong = flags & ATOMIC
+        self._check_writes(words, warps, actor.ins, strong, read=False)
+        self._check_reads(words, warps, actor.ins, strong)
         self._writes[words] = self._record(actor, flags)
 
     # Async proxy

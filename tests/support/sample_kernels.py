@@ -222,13 +222,15 @@ class ScaleRows:
             x[row, column] = x[row, column] * factors[row] * gain + bias
 
 
-def compile_kernel(host: Any, *tensors: Any, tvm_ffi: bool = True, keep: str = "") -> Any:
-    """Compiles a sample for sm_90a and keeps its PTX; the stream is added here."""
+def compile_kernel(
+    host: Any, *tensors: Any, tvm_ffi: bool = True, keep: str = "", arch: str = "sm_90a"
+) -> Any:
+    """Compiles a sample and keeps its PTX; the stream is added here."""
     stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=tvm_ffi)
     kind = "--enable-tvm-ffi" if tvm_ffi else ""
     # Kernels share file names: a folder of its own keeps every kernel's PTX apart.
     with TemporaryDirectory() as folder:
-        options = f"--gpu-arch sm_90a --keep-ptx {keep} {kind} --dump-dir {folder}"
+        options = f"--gpu-arch {arch} --keep-ptx {keep} {kind} --dump-dir {folder}"
         return cute.compile(host, *tensors, stream, options=options)
 
 

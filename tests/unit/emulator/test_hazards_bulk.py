@@ -77,7 +77,9 @@ def test_the_other_parity_passes_on_a_fresh_barrier() -> None:
 def test_use_before_init_is_ordered() -> None:
     # Warp 0 initialises; warp 1 learns of it through a flag in shared memory, which orders nothing.
     flag = "st.shared.b32 [%r3+64], 1;\n"
-    poll = "{ .reg .pred q; L: ld.volatile.shared.b32 %r7, [%r3+64]; setp.ne.u32 q, %r7, 1; @q bra L; }\n"
+    poll = """
+        { .reg .pred q; L: ld.volatile.shared.b32 %r7, [%r3+64]; setp.ne.u32 q, %r7, 1; @q bra L; }
+    """
     head = SETUP + ELECT + INIT_BARRIER + INIT_FENCE
     racy = head + f"@%p1 {flag.replace('st.', 'st.volatile.')} {poll} " + LOAD + WAIT0
     for schedule, seed in RUNS:
@@ -108,7 +110,7 @@ def test_mbarrier_misuse_is_an_error() -> None:
         hazards_of(SETUP + "mbarrier.arrive.shared.b64 _, [%r3];", "eager", 0)
     with pytest.raises(BarrierError, match="with count 0"):
         hazards_of(INIT.replace("[%r3], 1", "[%r3], 0"), "eager", 0)
-    with pytest.raises(BarrierError, match="mbarrier.init of 0x404"):
+    with pytest.raises(BarrierError, match=r"mbarrier\.init of 0x404"):
         hazards_of(INIT.replace("[%r3], 1", "[%r3+4], 1"), "eager", 0)
     with pytest.raises(BarrierError, match="transaction count out of range"):
         hazards_of(INIT + LOAD.replace("_, [%r3], 256", "_, [%r3], 1048576"), "eager", 0)

@@ -66,8 +66,8 @@ AGAIN = FENCE + MMA + COMMIT + WAIT
         (START.replace(PROXY, "") + WAIT, START + WAIT, "missing fence.proxy.async"),
         (START.replace(SYNC, "") + WAIT, START + WAIT, "read with no synchronisation"),
     ],
-    ids=["first-fence", "accumulator-zeroed", "accumulator-scaled", "accumulator-read", "a-rewritten",
-         "a-in-flight", "accumulator-in-flight", "waits-for-older", "never-waited", "overwritten",
+    ids=["first-fence", "accumulator-zeroed", "accumulator-scaled", "accumulator-read",
+         "a-rewritten", "a-in-flight", "accumulator-in-flight", "waits-for-older", "never-waited", "overwritten",
          "overwritten-after-barrier", "proxy-fence", "barrier"],
 )  # fmt: skip
 def test_wgmma(racy: str, clean: str, report: str) -> None:
@@ -99,8 +99,10 @@ def test_a_warp_may_write_its_own_rows_of_a_without_a_barrier() -> None:
         and.b32 %r4, %r0, 31; shr.u32 %r7, %r0, 5; shl.b32 %r7, %r7, 8; and.b32 %r11, %r4, 15;
         shl.b32 %r11, %r11, 4; add.s32 %r7, %r7, %r11; shr.u32 %r4, %r4, 4; shl.b32 %r4, %r4, 10;
         add.s32 %r7, %r7, %r4; add.s32 %r5, %r7, %r3;
-        shr.u32 %r12, %r3, 4; cvt.u64.u32 %d5, %r12; mov.b64 %d7, 34363932672; or.b64 %d6, %d5, %d7;
-        add.s32 %r13, %r12, 128; cvt.u64.u32 %d8, %r13; mov.b64 %d9, 34360262656; or.b64 %d8, %d8, %d9;
+        shr.u32 %r12, %r3, 4; cvt.u64.u32 %d5, %r12; mov.b64 %d7, 34363932672;
+        or.b64 %d6, %d5, %d7;
+        add.s32 %r13, %r12, 128; cvt.u64.u32 %d8, %r13; mov.b64 %d9, 34360262656;
+        or.b64 %d8, %d8, %d9;
         setp.ne.s32 %p5, %r3, 0;
     """
     mma = MMA.replace("%d6, %d6", "%d6, %d8")

@@ -1,0 +1,208 @@
+"""Races on global memory between clusters of a launch, and with their own bulk stores.
+
+Coarser than the detector of shared memory: a cluster is one entity, so that its own threads are
+taken as ordered. Flags in global memory order clusters: a release there (or a strong access behind
+a fence) and an acquire of the same address (or a strong access with a fence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .hazards import HazardLog
+from .ptx_ir import Instruction
+
+Known = dict[Any, int]
+
+
+class Entity(NamedTuple):
+    """A cluster; or the bulk stores of one of its warps, where `warp` names it."""
+
+    cluster: int
+    warp: str = ""
+
+
+class _Access(NamedTuple):
+    entity: Entity
+    clock: int
+    atomic: bool
+    ins: Instruction
+    cta: Any
+
+
+@dataclass
+class _Cluster:
+    clock: int = 1
+    known: Known = field(default_factory=dict)
+    fence: Known | None = None
+    """What was known at the latest fence."""
+    seen: list[Known] = field(default_factory=list)
+    """What flags that were read with no acquire would make known."""
+
+
+class NoGlobalOrder:
+    """Keeps no record."""
+
+    def begin(self, cta: Any, ins: Instruction, *, atomic: bool = False, warp: int | None = None,
+              clock: int = 0) -> None:  # fmt: skip
+        """The accesses that follow are this CTA's; as bulk stores of `warp` where one is given."""
+
+    def items(
+        self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool
+    ) -> None:
+        """Items of the region [start, end), counted from its start, are accessed."""
+
+    def box(self, start: int, end: int, offset: int, shape: Sequence[int],
+            strides: Sequence[int], itemsize: int, write: bool) -> None:  # fmt: skip
+        """A box of items at a byte offset of a region is accessed."""
+
+    def flag(self, cta: Any, addresses: NDArray[np.int64], ins: Instruction,
+             *, read: bool, write: bool) -> None:  # fmt: skip
+        """A strong access, which may order clusters."""
+
+    def fence(self, cta: Any) -> None:
+        """fence.acq_rel, fence.sc or membar."""
+
+    def stored(self, cta: Any, warp: int, clock: int) -> None:
+        """The warp's bulk stores up to `clock` are done."""
+
+
+class GlobalOrder(NoGlobalOrder):
+    """The record of one launch."""
+
+    def __init__(self, hazards: HazardLog) -> None:
+        self._hazards = hazards
+        self._clusters: dict[int, _Cluster] = {}
+        self._flags: dict[int, Known] = {}
+        self._shadow: dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
+        self._accesses: list[_Access | None] = [None]
+        self._now: _Access | None = None
+        self._number = 0
+
+    def _state(self, cta: Any) -> _Cluster:
+        return self._clusters.setdefault(cta.cluster[0].serial, _Cluster())
+
+    # Accesses
+
+    def begin(self, cta: Any, ins: Instruction, *, atomic: bool = False, warp: int | None = None,
+              clock: int = 0) -> None:  # fmt: skip
+        entity = Entity(cta.cluster[0].serial)
+        if warp is None:
+            clock = self._state(cta).clock
+        else:
+            entity = Entity(entity.cluster, f"{cta.rank}:{warp}")
+        self._now = _Access(entity, clock, atomic, ins, cta)
+        self._number = 0
+
+    def _record(self) -> int:
+        if not self._number:
+            self._number = len(self._accesses)
+            self._accesses.append(self._now)
+        return self._number
+
+    def _of(self, start: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The last write and the last read of every four bytes of a region."""
+        shadow = self._shadow.get((start, end))
+        if shadow is None:
+            words = (end - start + 15) // 16 * 4
+            shadow = np.zeros(words, np.int32), np.zeros(words, np.int32)
+            self._shadow[start, end] = shadow
+        return shadow
+
+    def items(
+        self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool
+    ) -> None:
+        writes, reads = self._of(start, end)
+        words = index * itemsize >> 2
+        if itemsize == 8:
+            words = np.concatenate([words, words + 1])
+        self._check(writes[words], "overwritten" if write else "read", "write")
+        if write:
+            self._check(reads[words], "overwritten", "read")
+        (writes if write else reads)[words] = self._record()
+
+    def box(self, start: int, end: int, offset: int, shape: Sequence[int],
+            strides: Sequence[int], itemsize: int, write: bool) -> None:  # fmt: skip
+        inner = shape[-1] * itemsize
+        if strides[-1] != itemsize or any(n % 4 for n in (inner, offset, *strides[:-1])):
+            # Not made of whole words: every item by itself.
+            at = np.zeros(tuple(shape), np.int64) + offset
+            for axis, (count, stride) in enumerate(zip(shape, strides, strict=True)):
+                along = [1] * len(shape)
+                along[axis] = count
+                at += (np.arange(count) * stride).reshape(along)
+            self.items(start, end, at.reshape(-1), 1, write)
+            return
+        views = [
+            np.ndarray((*shape[:-1], inner // 4), np.int32, buffer=part, offset=offset,
+                       strides=(*strides[:-1], 4))
+            for part in self._of(start, end)
+        ]  # fmt: skip
+        writes, reads = views
+        self._check(writes, "overwritten" if write else "read", "write")
+        if write:
+            self._check(reads, "overwritten", "read")
+        (writes if write else reads)[...] = self._record()
+
+    def _check(self, numbers: NDArray[np.int32], verb: str, earlier: str) -> None:
+        now = self._now
+        if now is None or not numbers.any():
+            return
+        known = self._state(now.cta).known
+        for number in np.unique(numbers).tolist():
+            before = self._accesses[number]
+            if before is None or before.entity == Entity(now.entity.cluster):
+                continue
+            if before.entity == now.entity or (before.atomic and now.atomic):
+                continue
+            if known.get(before.entity, 0) < before.clock:
+                self._hazards.report(
+                    f"global memory {verb} with no synchronisation after its {earlier}", now.ins,
+                    now.cta, f"by CTA {before.cta.index}", other=before.ins,
+                )  # fmt: skip
+
+    # Order
+
+    def _publish(self, cta: Any, state: _Cluster) -> Known:
+        snapshot = {**state.known, Entity(cta.cluster[0].serial): state.clock}
+        state.clock += 1
+        return snapshot
+
+    def flag(self, cta: Any, addresses: NDArray[np.int64], ins: Instruction,
+             *, read: bool, write: bool) -> None:  # fmt: skip
+        state = self._state(cta)
+        both = "acq_rel" in ins.parts
+        releases, acquires = both or "release" in ins.parts, both or "acquire" in ins.parts
+        for address in np.unique(addresses).tolist():
+            left = self._flags.get(address)
+            if read and left is not None:
+                if acquires or state.fence is not None:
+                    _join(state.known, left)
+                else:
+                    state.seen.append(left)
+            if write and (releases or state.fence is not None):
+                point = self._publish(cta, state) if releases else state.fence
+                assert point is not None
+                _join(self._flags.setdefault(address, {}), point)
+
+    def fence(self, cta: Any) -> None:
+        state = self._state(cta)
+        for left in state.seen:
+            _join(state.known, left)
+        state.seen.clear()
+        state.fence = self._publish(cta, state)
+
+    def stored(self, cta: Any, warp: int, clock: int) -> None:
+        entity = Entity(cta.cluster[0].serial, f"{cta.rank}:{warp}")
+        _join(self._state(cta).known, {entity: clock})
+
+
+def _join(known: Known, other: Known) -> None:
+    for entity, clock in other.items():
+        if known.get(entity, 0) < clock:
+            known[entity] = clock

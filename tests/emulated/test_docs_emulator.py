@@ -1,0 +1,64 @@
+"""The programs of docs/emulator.md run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.emulated
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"```python\n# (?P<name>[\w.]+)\n(?P<code>.*?)```", re.S)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's files, each under the name in its first line."""
+    made = tmp_path_factory.mktemp("docs")
+    for block in _BLOCK.finditer((ROOT / "docs" / "emulator.md").read_text()):
+        (made / block["name"]).write_text(block["code"])
+    return made
+
+
+def run(folder: Path, *command: str) -> str:
+    path = os.pathsep.join([str(ROOT), str(folder)])
+    environment = {**os.environ, "PYTHONPATH": path, "CUTE_DSL_DUMP_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_script_prints_sums_and_a_report(folder: Path) -> None:
+    output = run(folder, "try_row_sum.py")
+    computed, expected = (
+        [float(number) for number in match.split(",")]
+        for match in re.findall(r"tensor\(\[(.*?)\]\)", output)
+    )
+    assert computed == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert "4x3x1" in output and "no hazards" in output
+
+
+def test_the_test_passes_with_every_schedule(folder: Path) -> None:
+    output = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")
+    assert "3 passed" in output
+
+
+def test_the_fixture_fails_on_hazards(folder: Path) -> None:
+    """Without the wait for the parts."""
+    source = (folder / "row_sum.py").read_text()
+    broken = folder / "broken"
+    broken.mkdir()
+    for name in ("conftest.py", "test_row_sum.py"):
+        (broken / name).write_text((folder / name).read_text())
+    (broken / "row_sum.py").write_text(
+        source.replace("cute.arch.mbarrier_wait(arrived, 0)", "pass")
+    )
+    with pytest.raises(AssertionError, match="hazards:"):
+        run(broken, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")

@@ -1,0 +1,65 @@
+"""Synchronisation broken on purpose, instruction by instruction: nothing may go unnoticed.
+
+The default run breaks each kind of synchronisation everywhere at once and at one place; the slow
+one breaks every single instruction. `docs/emulator_mutants.md` is the table of the outcome.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from tests.support.mutants import FAULTS, Anatomy, Fault, Subject, dissect, noticed
+from tests.support.mutation_subjects import SUBJECTS, harmless_sites
+
+pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("mutants")]
+
+by_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+by_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+
+
+@cache
+def anatomy(subject: Subject) -> Anatomy:
+    return dissect(subject)
+
+
+def _sites(subject: Subject, fault: Fault) -> list[int]:
+    sites = anatomy(subject).sites(fault)
+    if not sites:
+        pytest.skip(f"{subject.name} executes nothing that {fault.name} could break")
+    return sites
+
+
+@by_fault
+@by_subject
+def test_a_fault_everywhere_is_noticed(subject: Subject, fault: Fault) -> None:
+    assert noticed(subject, fault, _sites(subject, fault))
+
+
+@by_fault
+@by_subject
+def test_a_fault_at_one_place_is_noticed(subject: Subject, fault: Fault) -> None:
+    sites = _sites(subject, fault)
+    place = max(set(range(len(sites))) - set(harmless_sites(subject, fault)))
+    assert noticed(subject, fault, [sites[place]])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@by_fault
+@by_subject
+def test_every_fault_is_noticed_or_explained(subject: Subject, fault: Fault) -> None:
+    sites = _sites(subject, fault)
+    unnoticed = {i for i, site in enumerate(sites) if not noticed(subject, fault, [site])}
+    lines = anatomy(subject).ptx.splitlines()
+    assert unnoticed == set(harmless_sites(subject, fault)), [lines[sites[i]] for i in unnoticed]
+
+
+def test_every_fault_kind_strikes_some_kernel() -> None:
+    """The kinds that no kernel here has are known, so that none is forgotten by a bad pattern."""
+    struck = {f.name for f in FAULTS for s in SUBJECTS if f.sites(anatomy(s).ptx)}
+    assert {f.name for f in FAULTS} - struck == {
+        "named-barrier-arrive", "warp-barrier", "cluster-arrive", "cluster-wait",
+        "bulk-wait-for-reads", "copy-commit", "copy-wait", "global-release", "global-acquire",
+    }  # fmt: skip

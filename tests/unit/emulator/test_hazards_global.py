@@ -1,0 +1,107 @@
+"""Races on global memory between CTAs, and the flags that order them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.ptx import execute
+
+RUNS = (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2))
+
+# CTA 0 writes its threads' words of %d0, CTA 1 reads them; the flag is %d1.
+WRITER = """
+    mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0; add.s64 %d20, %d0, %d30;
+    setp.ne.u32 %p2, %r0, 0; @%p1 bra READER;
+    {write}
+    {signal}
+    ret;
+READER:
+    {wait}
+    ld.global.b32 %r9, [%d20]; st.global.b32 [%d20+512], %r9;
+"""
+WRITE = "st.global.b32 [%d20], 7;"
+RELEASE = "bar.warp.sync -1; @!%p2 red.release.gpu.global.add.u32 [%d1], 1;"
+ACQUIRE = "SPIN: ld.acquire.gpu.global.b32 %r9, [%d1]; setp.eq.u32 %p3, %r9, 0; @%p3 bra SPIN;"
+RELAXED = RELEASE.replace("release", "relaxed")
+RELAXED_LOAD = ACQUIRE.replace("acquire", "relaxed")
+FENCE = "fence.acq_rel.gpu;"
+
+
+def _hazards(schedule: str, seed: int, write: str, signal: str, wait: str) -> list[str]:
+    data, flag = np.zeros(1024, np.uint32), np.zeros(1, np.uint32)
+    body = WRITER.format(write=write, signal=signal, wait=wait)
+    return execute(body, data, flag, grid=2, schedule=schedule, seed=seed).hazards
+
+
+@pytest.mark.parametrize(
+    ("signal", "wait"),
+    [
+        (RELEASE, ACQUIRE),
+        (FENCE + RELAXED, RELAXED_LOAD + FENCE),
+        (FENCE + RELAXED, ACQUIRE),
+        (RELEASE, RELAXED_LOAD + FENCE),
+    ],
+    ids=["release-acquire", "fences", "fence-acquire", "release-fence"],
+)
+def test_flags_order_ctas(signal: str, wait: str) -> None:
+    for schedule, seed in RUNS:
+        assert _hazards(schedule, seed, WRITE, signal, wait) == []
+
+
+@pytest.mark.parametrize(
+    ("signal", "wait"),
+    [("", ""), (RELAXED, ACQUIRE), (RELEASE, RELAXED_LOAD), (RELAXED + FENCE, ACQUIRE)],
+    ids=["no-flag", "no-release", "no-acquire", "fence-too-late"],
+)
+def test_ctas_race(signal: str, wait: str) -> None:
+    for schedule, seed in RUNS:
+        found = _hazards(schedule, seed, WRITE, signal, wait)
+        assert found
+        assert all("global memory" in h and "no synchronisation after its" in h for h in found)
+        assert any("PTX line" in h and "by CTA" in h for h in found)
+
+
+def test_both_write() -> None:
+    body = "st.global.b32 [%d0], 1;"
+    for schedule, seed in RUNS:
+        data = np.zeros(1, np.uint32)
+        (found,) = execute(body, data, grid=2, schedule=schedule, seed=seed).hazards
+        assert "global memory overwritten with no synchronisation after its write" in found
+        assert (
+            execute("red.global.add.u32 [%d0], 1;", data, grid=2, schedule=schedule).hazards == []
+        )
+
+
+FILL = """
+    mov.u32 %r3, smem; shl.b32 %r5, %r0, 2; add.s32 %r5, %r5, %r3; st.shared.b32 [%r5], 7;
+    fence.proxy.async.shared::cta; bar.warp.sync -1;
+    @!%p2 cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r3], 128;
+    @!%p2 cp.async.bulk.commit_group;
+"""
+READS_DONE = "@!%p2 cp.async.bulk.wait_group.read 0;"
+DONE = "@!%p2 cp.async.bulk.wait_group 0;"
+
+
+def test_a_bulk_store_is_known_after_the_full_wait() -> None:
+    for schedule, seed in RUNS:
+        assert _hazards(schedule, seed, FILL + DONE, RELEASE, ACQUIRE) == []
+        found = _hazards(schedule, seed, FILL + READS_DONE, RELEASE, ACQUIRE)
+        assert found or schedule == "lazy", "lazy: the store lands after the reader is gone"
+        assert all("no synchronisation after its" in hazard for hazard in found)
+
+
+def test_turns_order_what_they_enclose() -> None:
+    # CTA i adds in its turn, as the deterministic backward does.
+    body = """
+        mov.u32 %r2, %ctaid.x; setp.ne.u32 %p2, %r0, 0; @%p2 ret;
+    TURN:
+        ld.acquire.gpu.global.b32 %r9, [%d1]; setp.ne.u32 %p3, %r9, %r2; @%p3 bra TURN;
+        ld.global.b32 %r4, [%d0]; mad.lo.s32 %r4, %r4, 3, %r2; st.global.b32 [%d0], %r4;
+        red.release.gpu.global.add.u32 [%d1], 1;
+    """
+    for schedule, seed in RUNS:
+        total, turn = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+        outcome = execute(body, total, turn, grid=4, schedule=schedule, seed=seed)
+        assert outcome.hazards == []
+        assert total[0] == (0 * 3 + 1) * 9 + 2 * 3 + 3
