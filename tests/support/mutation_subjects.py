@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 import hopperflash
 from tests.support.cases import Case, check_forward
+from tests.support.gradient_cases import BackwardCase, check_backward
 from tests.support.mutants import Fault, Subject
 
 
 def _forward(head_dim: int) -> Subject:
-    """A causal row block over 4 key blocks in a ring of two stages, or over 14."""
+    """A causal row block over 5 key blocks in a ring of two stages, or over 27.
+
+    Two of them need a mask, so that the first block and both loops run.
+    """
 
     def check(seqlen_k: int) -> None:
         shape = {"seqlen_q": 128, "head_dim": head_dim, "head_dim_v": head_dim}
@@ -19,10 +23,23 @@ def _forward(head_dim: int) -> Subject:
         check_forward(case, hopperflash.flash_attn_func)
 
     name = f"forward-d{head_dim}"
-    return Subject(name, "ForwardSm90", partial(check, 512), partial(check, 1792))
+    return Subject(name, "ForwardSm90", partial(check, 576), partial(check, 3392))
 
 
-SUBJECTS = (_forward(64), _forward(128))
+def _backward(head_dim: int) -> Subject:
+    """Three or more key tiles that take turns at dQ; the first meets masked and other queries."""
+    shape = {"head_dim": head_dim, "head_dim_v": head_dim}
+    case = BackwardCase(
+        "mutant", seqlen_q=320, seqlen_k=320, causal=True, deterministic=True, **shape
+    )
+
+    def check() -> None:
+        check_backward(case, hopperflash.flash_attn_func)
+
+    return Subject(f"backward-d{head_dim}", "BackwardSm90", check)
+
+
+SUBJECTS = (_forward(64), _forward(128), _backward(128))
 
 
 class Harmless(NamedTuple):
@@ -39,16 +56,18 @@ _FRESH_QUERY_BUFFER = (
     "A CTA computes one row block, so that the Q buffer is filled once: its empty barrier is "
     "waited for once, fresh, and no consumer arrives. The wait passes at once whatever the count."
 )
+_SAME_FENCE = (
+    "The fence before O += P V. The fence before S = Q K^T, issued just before, already orders all "
+    "that touched O and P."
+)
 _FORWARD = (
-    (
-        "wgmma-fence", 2,
-        "The fence before the loop's Q K product. The registers of S were last accessed by the "
-        "softmax of the block before, and the fence of that block's P V product lies between.",
-    ),
+    ("wgmma-fence", 2, _SAME_FENCE),
+    ("wgmma-fence", 4, _SAME_FENCE),
     ("mbarrier-wait", 0, _FRESH_QUERY_BUFFER),
+    ("mbarrier-arrive", 5, "The release of the last V block, which nobody waits for."),
     ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
     ("mbarrier-init-fewer", 1, _FRESH_QUERY_BUFFER),
-)  # fmt: skip
+)
 HARMLESS = tuple(
     Harmless(subject, *entry) for subject in ("forward-d64", "forward-d128") for entry in _FORWARD
 )
