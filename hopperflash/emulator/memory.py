@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import AddressError
-from .swizzle import GRANULE, as_granules
 from .global_order import NoGlobalOrder
+from .swizzle import GRANULE, as_granules
 from .traffic import TouchedBytes
 
 SHARED_BASE = 1024
