@@ -48,14 +48,21 @@ class _Cluster:
 class NoGlobalOrder:
     """Keeps no record."""
 
+    watches = False
+
     def begin(self, cta: Any, ins: Instruction, *, atomic: bool = False, warp: int | None = None,
               clock: int = 0) -> None:  # fmt: skip
         """The accesses that follow are this CTA's; as bulk stores of `warp` where one is given."""
 
     def items(
-        self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool
-    ) -> None:
-        """Items of the region [start, end), counted from its start, are accessed."""
+        self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool,
+        changed: NDArray[np.bool_] | None = None,
+    ) -> None:  # fmt: skip
+        """Items of the region [start, end), counted from its start, are accessed.
+
+        `changed` tells which items a write gives another value: writing the same value twice is
+        let pass.
+        """
 
     def box(self, start: int, end: int, offset: int, shape: Sequence[int],
             strides: Sequence[int], itemsize: int, write: bool) -> None:  # fmt: skip
@@ -74,6 +81,8 @@ class NoGlobalOrder:
 
 class GlobalOrder(NoGlobalOrder):
     """The record of one launch."""
+
+    watches = True
 
     def __init__(self, hazards: HazardLog) -> None:
         self._hazards = hazards
@@ -115,13 +124,18 @@ class GlobalOrder(NoGlobalOrder):
         return shadow
 
     def items(
-        self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool
-    ) -> None:
+        self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool,
+        changed: NDArray[np.bool_] | None = None,
+    ) -> None:  # fmt: skip
         writes, reads = self._of(start, end)
         words = index * itemsize >> 2
         if itemsize == 8:
             words = np.concatenate([words, words + 1])
-        self._check(writes[words], "overwritten" if write else "read", "write")
+            changed = None if changed is None else np.concatenate([changed, changed])
+        before = writes[words]
+        if changed is not None:
+            before = np.where(changed, before, 0)
+        self._check(before, "overwritten" if write else "read", "write")
         if write:
             self._check(reads[words], "overwritten", "read")
         (writes if write else reads)[words] = self._record()

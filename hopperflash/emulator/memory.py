@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import AddressError
-from .swizzle import GRANULE, as_granules
 from .global_order import NoGlobalOrder
+from .swizzle import GRANULE, as_granules
 from .traffic import TouchedBytes
 
 SHARED_BASE = 1024
@@ -161,9 +161,12 @@ class GlobalMemory:
             index = ((addrs if lanes is None else addrs[lanes]) - start) // itemsize
             items = index + np.arange(count)[:, None]
             self.stored.items(start, region.end, items, itemsize)
-            self.order.items(start, region.end, items, itemsize, True)
+            new = values if lanes is None else values[:, lanes]
+            if self.order.watches:
+                changed = view[items] != new
+                self.order.items(start, region.end, items, itemsize, True, changed)
             for c in range(count):
-                view[index + c] = values[c] if lanes is None else values[c, lanes]
+                view[index + c] = new[c]
 
 
 def check_alignment(addrs: Addresses, nbytes: int, space: str) -> None:

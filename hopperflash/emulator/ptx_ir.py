@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, NamedTuple
 
 # Register banks by width: predicate, 16, 32, 64 bits.
@@ -138,6 +139,8 @@ class Kernel:
     cluster: tuple[int, int, int] | None = None
     # Filled by the code generator on first launch; a later launch of the same kernel reuses it.
     program: Any = None
+    # Functions with the same PTX share the program, and with it its counts and register files.
+    lock: Any = field(default_factory=Lock)
 
     @property
     def param_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from threadpoolctl import threadpool_limits
@@ -147,16 +148,17 @@ def _execute(
         ctas=policy.ctas,
     )
     try:
-        run_kernel(
-            request,
-            memory,
-            schedule=policy.schedule,
-            seed=policy.seed,
-            counters=counters,
-            hazards=record.hazards,
-            checks=policy.hazards,
-            progress=policy.progress,
-        )
+        with kernel.lock:
+            run_kernel(
+                request,
+                memory,
+                schedule=policy.schedule,
+                seed=policy.seed,
+                counters=counters,
+                hazards=record.hazards,
+                checks=policy.hazards,
+                progress=policy.progress,
+            )
     finally:
         info = LaunchInfo(
             kernel_name=captured.kernel_name,
@@ -185,7 +187,7 @@ def _program_of(compiled: Any) -> _Program:
         raise EmulationError(
             "the compiled function carries no PTX: compile it with options='--keep-ptx'"
         )
-    module = parse_module(ptx)
+    module = _module_of(ptx)
     kernels = {
         name: KernelSignature(
             tuple(param.size for param in kernel.params),
@@ -198,6 +200,18 @@ def _program_of(compiled: Any) -> _Program:
     program = _Program(host, module)
     setattr(compiled, _CACHE, program)
     return program
+
+
+@lru_cache(maxsize=128)
+def _stateless_module(ptx: str) -> Module | None:
+    """One decoded program for all functions with this text; None where it has variables."""
+    module = parse_module(ptx)
+    return None if any(kernel.arrays for kernel in module.kernels.values()) else module
+
+
+def _module_of(ptx: str) -> Module:
+    """The parsed module; variables in memory belong to one compiled function each."""
+    return _stateless_module(ptx) or parse_module(ptx)
 
 
 def _static_shared_bytes(kernel: Kernel) -> int:

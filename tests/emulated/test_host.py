@@ -252,3 +252,28 @@ def test_memory_outside_the_arguments_is_refused(copy):
     memory.add(src.data_ptr(), src.nbytes // 2, "src")
     with pytest.raises(AddressError, match="src"):
         load_box(decode(bytes(raw)), (0, 0), memory)
+
+
+def test_equal_ptx_is_decoded_once():
+    x = matrix(64, 64, torch.float16)
+    first, second = (compile_for_cpu(TmaCopy((64, 32)), x, x) for _ in range(2))
+    modules = [_program_of(c.function).module for c in (first, second)]
+    assert modules[0] is modules[1]
+    for c in (first, second):
+        out = torch.zeros_like(x)
+        assert c.call(x, out).counters["ctas"] == 2
+        assert torch.equal(out, x)
+
+
+def test_some_ctas_of_a_grid(copy):
+    src = matrix(256, 256, torch.float16)
+    for ctas, rows in ((lambda index: index[1] == 0 and index[0] < 2, 128), (4, None), (1, None)):
+        dst = torch.zeros_like(src)
+        run = copy.call(src, dst, ctas=ctas)
+        written = (dst != 0).sum().item() / 64**2
+        expected = 2 if rows else ctas
+        assert run.launches[0].ctas_run == run.counters["ctas"] == expected
+        assert written == pytest.approx(expected, rel=0.01)
+        assert run.counters["tma_load_bytes"] == expected * 64 * 64 * 2
+        if rows:
+            assert torch.equal(dst[:128, :64], src[:128, :64])

@@ -51,6 +51,22 @@ def test_bar_red(name: str, below: int, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bar_red_from_different_places(schedule: str) -> None:
+    """The last warp arrives by an instruction of its own, and counts as well."""
+    out = np.zeros(96, np.uint32)
+    body = f"""
+        and.b32 %r4, %r0, 1; setp.ne.u32 %p4, %r4, 0; setp.ge.u32 %p1, %r0, 64; @%p1 bra LAST;
+        bar.red.popc.u32 %r9, 1, 96, %p4; bra DONE;
+    LAST:
+        bar.red.popc.u32 %r9, 1, 96, %p1;
+    DONE:
+        {STORE}
+    """
+    execute(body, out, threads=96, schedule=schedule, seed=5)
+    assert (out == 32 + 32).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bar_arrive_does_not_wait(schedule: str) -> None:
     """Warp 0 hands a value to warp 1; it waits for nobody."""
     out = np.zeros(64, np.uint32)

@@ -63,7 +63,7 @@ def test_ctas_race(signal: str, wait: str) -> None:
 
 
 def test_both_write() -> None:
-    body = "st.global.b32 [%d0], 1;"
+    body = "mov.u32 %r2, %ctaid.x; st.global.b32 [%d0], %r2;"
     for schedule, seed in RUNS:
         data = np.zeros(1, np.uint32)
         (found,) = execute(body, data, grid=2, schedule=schedule, seed=seed).hazards
@@ -71,6 +71,13 @@ def test_both_write() -> None:
         assert (
             execute("red.global.add.u32 [%d0], 1;", data, grid=2, schedule=schedule).hazards == []
         )
+
+
+def test_the_same_value_may_be_written_twice() -> None:
+    for schedule, seed in RUNS:
+        data = np.zeros(1, np.uint32)
+        twice = execute("st.global.b32 [%d0], 1;", data, grid=2, schedule=schedule, seed=seed)
+        assert twice.hazards == []
 
 
 FILL = """

@@ -67,7 +67,8 @@ AGAIN = FENCE + MMA + COMMIT + WAIT
         (START.replace(SYNC, "") + WAIT, START + WAIT, "read with no synchronisation"),
     ],
     ids=["first-fence", "accumulator-zeroed", "accumulator-scaled", "accumulator-read",
-         "a-rewritten", "a-in-flight", "accumulator-in-flight", "waits-for-older", "never-waited", "overwritten",
+         "a-rewritten", "a-in-flight", "accumulator-in-flight", "waits-for-older",
+         "never-waited", "overwritten",
          "overwritten-after-barrier", "proxy-fence", "barrier"],
 )  # fmt: skip
 def test_wgmma(racy: str, clean: str, report: str) -> None:

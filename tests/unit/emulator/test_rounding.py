@@ -96,6 +96,15 @@ def test_16_bit_fma_rounds_once(kind: str) -> None:
             assert error <= Fraction(float(abs(r))) / 256
 
 
+def test_16_bit_fma_rounds_once_where_float32_would_round_twice() -> None:
+    """1 + 2**-11 + 2**-26: the nearest float32 is a float16 tie, the exact sum lies above it."""
+    a = np.full(32, (1 + 2.0**-5) * 2.0**-6, np.float16)
+    b = np.full(32, (1 - 2.0**-5 + 2.0**-10) * 2.0**-5, np.float16)
+    operands = (x.view(np.uint16) for x in (a, b, np.ones(32, np.float16)))
+    result = apply("fma.rn.f16", *operands, dtype=np.uint16).view(np.float16)
+    assert (result == np.float16(1 + 2.0**-10)).all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_integers_become_floats(mode: str) -> None:
     values = RNG.integers(-(2**63), 2**63 - 1, 32, dtype=np.int64)

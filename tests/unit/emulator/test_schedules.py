@@ -49,32 +49,29 @@ def test_cross_cta_sums_round_differently_between_seeds() -> None:
     assert len({total for _, total in sums}) > 2
 
 
+# The writer has ten times as far to go as the reader.
 RACE = """
     mov.u32 %r3, smem; shr.u32 %r4, %r0, 5; and.b32 %r5, %r0, 31; shl.b32 %r5, %r5, 2;
-    add.s32 %r5, %r5, %r3; setp.eq.u32 %p1, %r4, 0; mov.b32 %r9, 0;
-    @!%p1 bra READER;
-    st.shared.b32 [%r5], 1; bra.uni WORK;
-READER:
-    mov.b32 %r1, 0;
-WAITS:
-    add.s32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 5; @%p2 bra WAITS;
-    ld.shared.b32 %r9, [%r5];
-    add.s64 %d20, %d0, %d30; st.global.b32 [%d20], %r9;
-    bra.uni DONE;
+    add.s32 %r5, %r5, %r3; setp.eq.u32 %p1, %r4, 0; mov.b32 %r1, 0; selp.b32 %r2, 60, 6, %p1;
 WORK:
-    nanosleep.u32 10; nanosleep.u32 10;
+    add.s32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, %r2; @%p2 bra WORK;
+    @!%p1 bra READER;
+    st.shared.b32 [%r5], 1; bra.uni DONE;
+READER:
+    ld.shared.b32 %r9, [%r5]; add.s64 %d20, %d0, %d30; st.global.b32 [%d20], %r9;
 DONE:
 """
 
 
 def test_a_warp_may_run_far_ahead_or_fall_behind() -> None:
-    seen = set()
+    seen = []
     for seed in SEEDS:
         out = np.zeros(64, np.uint32)
         outcome = _random(RACE, out, seed=seed, threads=64)
-        seen.add(int(out[32]))
+        seen.append(int(out[32]))
         assert outcome.hazards
-    assert seen == {1, 0xFFFFFFFF}
+    assert seen.count(1) > 3
+    assert seen.count(0xFFFFFFFF) > 3
 
 
 COPY = """
