@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from hopperflash.errors import UnsupportedProblem
 from hopperflash.plan import LaunchPlan, make_plan
 from hopperflash.problem import GRADIENTS, backward_problem
 from hopperflash.runtime import emulation
@@ -51,7 +51,6 @@ class _KernelAttention(torch.autograd.Function):
         return results["out"], results["lse"]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         needed = tuple(
             name for name, wanted in zip(GRADIENTS, ctx.needs_input_grad[1:], strict=True) if wanted
@@ -74,5 +73,28 @@ class _KernelAttention(torch.autograd.Function):
             needed,
         )
         plan = make_plan(problem, ctx.plan.arch, "backward")
-        gradients = execute(plan, operands, ctx.session)
+        with torch.no_grad():
+            gradients = execute(plan, operands, ctx.session)
+        if torch.is_grad_enabled():  # create_graph: a second derivative may be asked for
+            inputs = (q, k, v, *(x for x in (dout, dlse) if x is not None))
+            guarded = _FirstOrderOnly.apply(len(needed), *(gradients[n] for n in needed), *inputs)  # type: ignore[no-untyped-call]
+            gradients = dict(zip(needed, guarded, strict=True))
         return None, *(gradients.get(name) for name in GRADIENTS)
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    """Gradients that depend on inputs in a way that is not differentiated.
+
+    `once_differentiable` would drop that dependence in silence where dO needs no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Any:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise UnsupportedProblem(
+            "no second derivatives: cannot differentiate twice through the kernels; the formula of"
+            " hopperflash.reference.materialized_attention can be"
+        )

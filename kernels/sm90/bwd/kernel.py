@@ -191,12 +191,6 @@ class BackwardSm90:
         config, dtype = self.config, self.dtype
         mmas = TiledMmas(St=mma_St, dV=mma_dV, dK=mma_dK, dQ=mma_dQ)
         tidx, _, _ = cute.arch.thread_idx()
-        block, head_k, batch = cute.arch.block_idx()
-        n_block = block
-        if cutlass.const_expr(config.deterministic and self.causal):
-            # The order of dQ additions is that of the launch, so that nobody waits for a CTA that
-            # has not started; late keys go first, since few queries see them.
-            n_block = cute.arch.grid_dim()[0] - 1 - block
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
             for tma_X in tensors[:7]:
@@ -209,14 +203,6 @@ class BackwardSm90:
         pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
         pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
 
-        tile = KeyTile(
-            n_block=n_block,
-            head_k=head_k,
-            batch=batch,
-            group=group,
-            queries=query_block_range(n_block, seqlens, config.tile_m, config.tile_n, self.causal),
-            seqlens=seqlens,
-        )
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
             if warp_idx == 0:
@@ -231,7 +217,7 @@ class BackwardSm90:
                         mDelta=tensors.mDelta,
                         smem=smem,
                         pipelines=pipelines,
-                        tile=tile,
+                        tile=self.key_tile(seqlens, group),
                     )
                 )
             if cutlass.const_expr(config.needs("dq")):
@@ -243,7 +229,7 @@ class BackwardSm90:
                             tma_dQ=tensors.tma_dQ,
                             mTurn=tensors.mTurn,
                             smem=smem,
-                            tile=tile,
+                            tile=self.key_tile(seqlens, group),
                         )
                     )
         else:
@@ -256,7 +242,7 @@ class BackwardSm90:
                     mmas=mmas,
                     smem=smem,
                     pipelines=pipelines,
-                    tile=tile,
+                    tile=self.key_tile(seqlens, group),
                     consumer_tidx=consumer_tidx,
                     scale_log2=scales.log2,
                 )
@@ -268,10 +254,28 @@ class BackwardSm90:
                     smem=smem,
                     tma_dK=tensors.tma_dK,
                     tma_dV=tensors.tma_dV,
-                    tile=tile,
+                    tile=self.key_tile(seqlens, group),
                     consumer_tidx=consumer_tidx,
                     softmax_scale=scales.softmax,
                 ),
                 acc_dK,
                 acc_dV,
             )
+
+    def key_tile(self, seqlens: Seqlens, group: Int32) -> KeyTile:
+        """The CTA's key tile; each role asks anew, so that nothing of it is live in all of them."""
+        config = self.config
+        block, head_k, batch = cute.arch.block_idx()
+        n_block = block
+        if cutlass.const_expr(config.deterministic and self.causal):
+            # The order of dQ additions is that of the launch, so that nobody waits for a CTA that
+            # has not started; late keys go first, since few queries see them.
+            n_block = cute.arch.grid_dim()[0] - 1 - block
+        return KeyTile(
+            n_block=n_block,
+            head_k=head_k,
+            batch=batch,
+            group=group,
+            queries=query_block_range(n_block, seqlens, config.tile_m, config.tile_n, self.causal),
+            seqlens=seqlens,
+        )
