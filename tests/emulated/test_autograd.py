@@ -165,9 +165,6 @@ def test_backward_runs_where_the_forward_ran() -> None:
     check_gradients(CASE, dict(zip(GRADIENTS, found, strict=True)), inputs, cotangents)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="once_differentiable drops it in silence where dO needs no gradient"
-)
 def test_a_second_derivative_beside_a_first_is_refused() -> None:
     """A gradient penalty: its part of the result must not go missing."""
     operands = leaves(make_inputs(CASE))

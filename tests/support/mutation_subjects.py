@@ -68,9 +68,34 @@ _FORWARD = (
     ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
     ("mbarrier-init-fewer", 1, _FRESH_QUERY_BUFFER),
 )
-HARMLESS = tuple(
-    Harmless(subject, *entry) for subject in ("forward-d64", "forward-d128") for entry in _FORWARD
+_FENCED_BEFORE = (
+    "The fence before a GEMM that is issued right behind another: the fence of that one already "
+    "orders all that touched its registers."
 )
+_LOOP_BEFORE = (
+    "The fence before S^T = K Q^T of the second loop. The scores were last touched in the softmax "
+    "of the tile before, and the fence of its dV += P^T dO lies between."
+)
+_MERGED_GROUP = (
+    "The commit of dV += P^T dO. Its wgmmas join the group of dQ = dS K, and the wait that lets only "
+    "dK's group pass covers both."
+)
+_BACKWARD = (
+    *(("wgmma-fence", site, _FENCED_BEFORE) for site in (1, 3, 4, 6, 8, 9)),
+    ("wgmma-fence", 5, _LOOP_BEFORE),
+    *(("wgmma-commit", site, _MERGED_GROUP) for site in (2, 7)),
+    (
+        "mbarrier-wait", 0,
+        "K and V are filled once, so that the producer's wait for their buffers finds them fresh.",
+    ),
+    (
+        "mbarrier-wait", 2,
+        "The producer's wait for a dO buffer. Q's buffer of the same stage is released later in the "
+        "tile, and the producer has waited for that.",
+    ),
+)  # fmt: skip
+_TABLE = (("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD))
+HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
 
 
 def harmless_sites(subject: Subject, fault: Fault) -> dict[int, str]:
