@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from tests.support.mutants import FAULTS, Anatomy, Fault, Subject, dissect, noticed
-from tests.support.mutation_subjects import SUBJECTS, harmless_sites
+from tests.support.mutation_subjects import SUBJECTS, harmless_sites, unseen
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("mutants")]
 
@@ -25,6 +25,8 @@ def anatomy(subject: Subject) -> Anatomy:
 
 
 def _sites(subject: Subject, fault: Fault) -> list[int]:
+    if reason := unseen(subject, fault):
+        pytest.skip(f"{subject.name}, {fault.name}: {reason}")
     sites = anatomy(subject).sites(fault)
     if not sites:
         pytest.skip(f"{subject.name} executes nothing that {fault.name} could break")
@@ -60,6 +62,5 @@ def test_every_fault_kind_strikes_some_kernel() -> None:
     """The kinds that no kernel here has are known, so that none is forgotten by a bad pattern."""
     struck = {f.name for f in FAULTS for s in SUBJECTS if f.sites(anatomy(s).ptx)}
     assert {f.name for f in FAULTS} - struck == {
-        "named-barrier-arrive", "warp-barrier", "cluster-arrive", "cluster-wait",
-        "bulk-wait-for-reads", "copy-commit", "copy-wait", "global-release", "global-acquire",
+        "warp-barrier", "cluster-arrive", "cluster-wait", "copy-commit", "copy-wait",
     }  # fmt: skip
