@@ -115,3 +115,25 @@ class PostprocessConfig:
 
 
 Config = ForwardConfig | BackwardConfig | PreprocessConfig | PostprocessConfig
+
+
+@dataclass(frozen=True)
+class ForwardConfigSm80:
+    """An Ampere forward kernel: all warps load and compute, stacked along the query rows.
+
+    K and V have `stages_kv` (2 or more) cp.async stages; `q_in_registers` keeps Q's fragments in
+    registers over all keys.
+    """
+
+    tile_m: int
+    tile_n: int
+    head_dim: int
+    head_dim_v: int
+    warps: int
+    stages_kv: int = 2
+    q_in_registers: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.warps

@@ -92,16 +92,16 @@ class BackwardSm90:
         k_shape = (batch, seqlen_k, heads_k, head_dim)
         v_shape = (batch, seqlen_k, heads_k, head_dim_v)
         return (
-            operands.tma_operand(dtype, q_shape),
-            operands.tma_operand(dtype, k_shape),
-            operands.tma_operand(dtype, v_shape),
-            operands.tma_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
-            operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, operands.any_shape(4)),
+            operands.vector_operand(dtype, q_shape),
+            operands.vector_operand(dtype, k_shape),
+            operands.vector_operand(dtype, v_shape),
+            operands.vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+            operands.vector_operand(Float32, (batch, heads_q, padded)),
+            operands.vector_operand(Float32, (batch, heads_q, padded)),
+            operands.vector_operand(Float32, operands.any_shape(4)),
             operands.counters(3),
-            operands.tma_operand(dtype, k_shape),
-            operands.tma_operand(dtype, v_shape),
+            operands.vector_operand(dtype, k_shape),
+            operands.vector_operand(dtype, v_shape),
             Float32(1.0),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )
