@@ -137,3 +137,42 @@ class ForwardConfigSm80:
     def threads(self) -> int:
         """Threads per CTA."""
         return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class BackwardConfigSm80:
+    """An Ampere backward kernel: a CTA keeps `tile_n` keys and streams query tiles.
+
+    S^T, dP^T, dV and dK have keys as their rows. `key_warps` of the `warps` are stacked along those
+    rows and the others split the columns; only where all are stacked can P^T and dS^T be operands
+    from registers. Q and dO have `stages` (2 or more) cp.async stages.
+    """
+
+    tile_m: int
+    tile_n: int
+    head_dim: int
+    head_dim_v: int
+    warps: int
+    key_warps: int
+    stages: int = 2
+    deterministic: bool = False
+    gradients: tuple[str, ...] = ("dq", "dk", "dv")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return 32 * self.warps
+
+    @property
+    def p_operand(self) -> POperand:
+        """Where dV += P^T dO and dK += dS^T Q read their first operand from."""
+        return POperand.REGISTERS if self.key_warps == self.warps else POperand.SHARED
+
+    @property
+    def query_warps(self) -> int:
+        """Warps along the rows of dQ; the others split its columns."""
+        return min(self.warps, self.tile_m // 16)
+
+    def needs(self, gradient: str) -> bool:
+        """Whether the kernel computes "dq", "dk" or "dv"."""
+        return gradient in self.gradients

@@ -55,3 +55,27 @@ def forward_operands(signature: Signature) -> tuple[Any, ...]:
         row_statistic((batch, heads_q, seqlen_q)),
         cutlass.Float32(1.0),
     )
+
+
+def backward_operands(signature: Signature) -> tuple[Any, ...]:
+    """(q, k, v, dout, lse_log2, delta, dq_acc, dq_turn, dk, dv, softmax_scale) of a backward."""
+    dtype = NUMERIC[signature.dtype]
+    batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
+    seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
+    head_dim, head_dim_v = cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
+    padded_rows = (batch, heads_q, cute.sym_int(divisibility=4))
+    k_shape = (batch, seqlen_k, heads_k, head_dim)
+    v_shape = (batch, seqlen_k, heads_k, head_dim_v)
+    return (
+        vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
+        vector_operand(dtype, k_shape),
+        vector_operand(dtype, v_shape),
+        vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+        vector_operand(cutlass.Float32, padded_rows),
+        vector_operand(cutlass.Float32, padded_rows),
+        vector_operand(cutlass.Float32, any_shape(4)),
+        counters(3),
+        vector_operand(dtype, k_shape),
+        vector_operand(dtype, v_shape),
+        cutlass.Float32(1.0),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import LoadCacheMode, cpasync
 
 from .mma import contiguous_columns
@@ -12,9 +12,7 @@ from .mma import contiguous_columns
 _VECTOR = 8  # 16-bit elements in 16 bytes
 
 
-def tiled_copy(
-    dtype: type[cutlass.Numeric], threads: int, head_dim: int
-) -> cute.TiledCopy:
+def tiled_copy(dtype: type[cutlass.Numeric], threads: int, head_dim: int) -> cute.TiledCopy:
     """16 bytes a thread, rows of one swizzle atom's width."""
     atom = cute.make_copy_atom(
         cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL), dtype, num_bits_per_copy=128
@@ -22,9 +20,7 @@ def tiled_copy(
     return _rowwise(atom, threads, head_dim)
 
 
-def tiled_store(
-    dtype: type[cutlass.Numeric], threads: int, head_dim: int
-) -> cute.TiledCopy:
+def tiled_store(dtype: type[cutlass.Numeric], threads: int, head_dim: int) -> cute.TiledCopy:
     """The same partition for copies through registers."""
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=128)
     return _rowwise(atom, threads, head_dim)

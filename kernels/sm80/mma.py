@@ -37,9 +37,7 @@ def transposed(sX: cute.Tensor) -> cute.Tensor:
     )
 
 
-def tiled_mma(
-    dtype: type[cutlass.Numeric], warps_m: int, warps_n: int = 1
-) -> cute.TiledMma:
+def tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int = 1) -> cute.TiledMma:
     """Warps stacked along M, then along N; N in steps of 16, so that ldmatrix fills two B at once."""
     op = warp.MmaF16BF16Op(dtype, Float32, _MMA)
     return cute.make_tiled_mma(
@@ -82,9 +80,7 @@ def load_fragment(operand: SmemOperand, stage: Int32):
 @cute.jit
 def load_step(operand: SmemOperand, stage: Int32, k: Constexpr[int]):
     """One k-step of a stage into registers."""
-    cute.copy(
-        operand.copy, operand.source[None, None, k, stage], operand.target[None, None, k]
-    )
+    cute.copy(operand.copy, operand.source[None, None, k, stage], operand.target[None, None, k])
 
 
 @cute.jit

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
+from cutlass import Float32
 from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
 
@@ -56,7 +56,10 @@ class ForwardSm80:
     @staticmethod
     def fake_arguments(signature: Signature) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, 16-byte aligned rows."""
-        return (*operands.forward_operands(signature), make_fake_stream(use_tvm_ffi_env_stream=True))
+        return (
+            *operands.forward_operands(signature),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+        )
 
     @cute.jit
     def __call__(
@@ -101,9 +104,7 @@ class ForwardSm80:
                 mK=tensors.mK[batch, None, head_k, None],
                 mV=tensors.mV[batch, None, head_k, None],
                 smem=smem,
-                blocks=key_block_range(
-                    m_block, seqlens, config.tile_m, config.tile_n, self.causal
-                ),
+                blocks=key_block_range(m_block, seqlens, config.tile_m, config.tile_n, self.causal),
                 seqlens=seqlens,
                 m_block=m_block,
                 tidx=tidx,
@@ -124,9 +125,9 @@ class ForwardSm80:
         )
         # O leaves through the shared memory of Q, which nobody reads any more.
         cute.arch.sync_threads()
-        sO = cute.make_tensor(
-            smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v))
-        )[None, None, 0]
+        sO = cute.make_tensor(smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v)))[
+            None, None, 0
+        ]
         copies.store_converted(mma, acc_O, sO, tidx)
         cute.arch.sync_threads()
         cp_async.store_tile(
@@ -142,9 +143,7 @@ class ForwardSm80:
         config, dtype = self.config, self.dtype
         allocator = SmemAllocator()
         wider = max(config.head_dim, config.head_dim_v)
-        QO = allocator.allocate_array(
-            dtype, config.tile_m * wider, byte_alignment=_ALIGNMENT
-        )
+        QO = allocator.allocate_array(dtype, config.tile_m * wider, byte_alignment=_ALIGNMENT)
         K = smem_layout((config.tile_n, config.head_dim), config.stages_kv)
         V = smem_layout((config.tile_n, config.head_dim_v), config.stages_kv)
         return SmemTensors(

@@ -68,9 +68,7 @@ def mainloop(ctx: MainloopContext):
     config, blocks = ctx.config, ctx.blocks
     fragments = make_fragments(ctx)
     if blocks.visited > 0:
-        cp_async.load_tile(
-            ctx.copy_QK, ctx.tidx, ctx.mQ, ctx.smem.sQ[None, None, 0], ctx.m_block
-        )
+        cp_async.load_tile(ctx.copy_QK, ctx.tidx, ctx.mQ, ctx.smem.sQ[None, None, 0], ctx.m_block)
         # Q travels with the first K.
         for ahead in cutlass.range_constexpr(config.stages_kv - 1):
             load_block(ctx, Int32(ahead))
@@ -119,9 +117,7 @@ def load_block(ctx: MainloopContext, step: Int32):
 
 
 @cute.jit
-def one_key_block(
-    ctx: MainloopContext, fragments: Fragments, step: Int32, masked: Constexpr[bool]
-):
+def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, masked: Constexpr[bool]):
     """Stream one K/V block through the row statistics and the output numerator."""
     config, mma = ctx.config, ctx.mma
     stages = config.stages_kv
@@ -137,9 +133,7 @@ def one_key_block(
     load_block(ctx, step + stages - 1)
     # S = Q K^T
     load_Q: Any = None if config.q_in_registers else (fragments.Q, 0)
-    gemm(
-        mma, acc_S, fragments.Q.fragment, fragments.K.fragment, load_Q, (fragments.K, stage)
-    )
+    gemm(mma, acc_S, fragments.Q.fragment, fragments.K.fragment, load_Q, (fragments.K, stage))
     if cutlass.const_expr(masked):
         mask_scores(
             acc_S,

@@ -80,7 +80,10 @@ class ForwardSm90:
     @staticmethod
     def fake_arguments(signature: Signature) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        return (*operands.forward_operands(signature), make_fake_stream(use_tvm_ffi_env_stream=True))
+        return (
+            *operands.forward_operands(signature),
+            make_fake_stream(use_tvm_ffi_env_stream=True),
+        )
 
     @cute.jit
     def __call__(
