@@ -20,7 +20,7 @@ def contiguous_columns(columns: int) -> int:
 
 
 def smem_layout(shape: tuple[int, int], stages: int = 1) -> cute.ComposedLayout:
-    """Staged row-major shared tile of 16-bit elements; ldmatrix reads its rows without conflicts."""
+    """Staged row-major shared tile of 16-bit elements, swizzled so that ldmatrix has no conflicts."""
     width = contiguous_columns(shape[1])
     swizzle = dict(_SWIZZLES)[width]
     atom = cute.make_composed_layout(
@@ -38,7 +38,7 @@ def transposed(sX: cute.Tensor) -> cute.Tensor:
 
 
 def tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int = 1) -> cute.TiledMma:
-    """Warps stacked along M, then along N; N in steps of 16, so that ldmatrix fills two B at once."""
+    """Warps stacked along M, then along N; N in steps of 16, so that one ldmatrix fills two B."""
     op = warp.MmaF16BF16Op(dtype, Float32, _MMA)
     return cute.make_tiled_mma(
         op, (warps_m, warps_n, 1), permutation_mnk=(16 * warps_m, 16 * warps_n, 16)
@@ -57,7 +57,7 @@ class SmemOperand(NamedTuple):
 def smem_operand(
     mma: cute.TiledMma, tidx: Int32, sX: cute.Tensor, operand: str, transpose: bool
 ) -> SmemOperand:
-    """Operand "A" or "B" of shape (MN, K, stages); `transpose` where K is not the contiguous mode."""
+    """Operand "A" or "B", (MN, K, stages); `transpose` where K is not the contiguous mode."""
     atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), sX.element_type)
     thr_mma = mma.get_slice(tidx)
     if operand == "A":
