@@ -61,7 +61,11 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """One dense attention problem; `magnitude` scales q and k, so the scores by its square."""
+    """One dense attention problem; `magnitude` scales q and k, so the scores by its square.
+
+    Operands are standard normal; all 0.3 ("constant"); or q near 1 and k near -1, so that every
+    score is negative and so is the LSE ("opposed").
+    """
 
     name: str
     dtype: Literal["bf16", "fp16"] = "bf16"
@@ -76,7 +80,7 @@ class Case:
     window: tuple[int, int] = (-1, -1)
     softcap: float = 0.0
     magnitude: float = 1.0
-    fill: Literal["normal", "constant"] = "normal"
+    fill: Literal["normal", "constant", "opposed"] = "normal"
 
     def __str__(self) -> str:
         parts = [self.name, self.dtype, f"d{self.head_dim}"]
@@ -138,6 +142,8 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         q, k, v = (torch.full(shape, CONSTANT) for shape in shapes)
     else:
         q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+    if case.fill == "opposed":
+        q, k = 1 + q / 8, k / 8 - 1
     scaled = (q * case.magnitude, k * case.magnitude, v)
     return Inputs(*(x.to(case.torch_dtype) for x in scaled))
 

@@ -10,14 +10,20 @@ __all__ = ["assert_close", "tolerance"]
 
 
 def assert_close(
-    out: Tensor, ref: Tensor, low: Tensor, *, factor: float = 2.0, name: str = "out"
+    out: Tensor,
+    ref: Tensor,
+    low: Tensor,
+    *,
+    factor: float = 2.0,
+    terms: Tensor | None = None,
+    name: str = "out",
 ) -> Deviation:
     """Fails with the numbers where `out` is further from `ref` than the rule allows.
 
     `low` is the materialised formula in the input dtype. `factor` is 2, or 3 where softcap or
-    sinks are on. Returns the measured deviation for reports.
+    sinks are on; `terms` as in `tolerance`. Returns the measured deviation for reports.
     """
-    deviation = tolerance(out, ref, low, factor=factor)
+    deviation = tolerance(out, ref, low, factor=factor, terms=terms)
     if not deviation.ok:
         raise AssertionError(_describe(deviation, out, ref, low, name))
     return deviation
