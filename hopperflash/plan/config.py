@@ -7,6 +7,8 @@ from enum import Enum
 
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64  # rows of an instruction, so of a warpgroup
+MMA_ROWS = 16  # of an mma.sync, so of a warp
+WARP_THREADS = 32
 LANES_PER_ROW = 8  # of the kernels around a backward: 16-byte loads along a row
 
 
@@ -114,9 +116,6 @@ class PostprocessConfig:
         return self.threads // LANES_PER_ROW
 
 
-Config = ForwardConfig | BackwardConfig | PreprocessConfig | PostprocessConfig
-
-
 @dataclass(frozen=True)
 class ForwardConfigSm80:
     """An Ampere forward kernel: all warps load and compute, stacked along the query rows.
@@ -136,7 +135,7 @@ class ForwardConfigSm80:
     @property
     def threads(self) -> int:
         """Threads per CTA."""
-        return 32 * self.warps
+        return WARP_THREADS * self.warps
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class BackwardConfigSm80:
     @property
     def threads(self) -> int:
         """Threads per CTA."""
-        return 32 * self.warps
+        return WARP_THREADS * self.warps
 
     @property
     def p_operand(self) -> POperand:
@@ -169,10 +168,19 @@ class BackwardConfigSm80:
         return POperand.REGISTERS if self.key_warps == self.warps else POperand.SHARED
 
     @property
+    def key_shares(self) -> int:
+        """Into how many parts warps split the columns of S^T, dV and dK."""
+        return self.warps // self.key_warps
+
+    @property
     def query_warps(self) -> int:
         """Warps along the rows of dQ; the others split its columns."""
-        return min(self.warps, self.tile_m // 16)
+        return min(self.warps, self.tile_m // MMA_ROWS)
 
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""
         return gradient in self.gradients
+
+
+MainConfig = ForwardConfig | BackwardConfig | ForwardConfigSm80 | BackwardConfigSm80
+Config = MainConfig | PreprocessConfig | PostprocessConfig

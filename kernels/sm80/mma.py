@@ -20,7 +20,7 @@ def contiguous_columns(columns: int) -> int:
 
 
 def smem_layout(shape: tuple[int, int], stages: int = 1) -> cute.ComposedLayout:
-    """Staged row-major shared tile of 16-bit elements, swizzled so that ldmatrix has no conflicts."""
+    """Staged row-major tile of 16-bit elements, swizzled so that ldmatrix has no conflicts."""
     width = contiguous_columns(shape[1])
     swizzle = dict(_SWIZZLES)[width]
     atom = cute.make_composed_layout(

@@ -93,8 +93,10 @@ def mainloop(ctx: MainloopContext):
     )
     if queries.begin < queries.end:
         load_keys(ctx)
-        for ahead in cutlass.range_constexpr(config.stages - 1):
+        for ahead in cutlass.range_constexpr(config.stages):
             load_queries(ctx, Int32(ahead))
+        cute.arch.cp_async_wait_group(config.stages - 1)
+        cute.arch.sync_threads()
     step = Int32(0)
     for g in cutlass.range(tile.group, unroll=1):
         head = tile.head_k * tile.group + g
@@ -178,11 +180,6 @@ def one_query_block(
     cSt = cute.make_identity_tensor(tile_nm)
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
 
-    cute.arch.cp_async_wait_group(config.stages - 2)
-    cute.arch.sync_threads()
-    # Everyone has finished the step before, whose stage comes next.
-    load_queries(ctx, step + config.stages - 1)
-
     # S^T = K Q^T
     K = smem_operand(mma, tidx, smem.sK, "A", transpose=False)
     Q = smem_operand(mma, tidx, smem.sQ, "B", transpose=False)
@@ -221,7 +218,23 @@ def one_query_block(
     # dQ = dS K
     if cutlass.const_expr(config.needs("dq")):
         cute.arch.sync_threads()
-        add_dQ(ctx, head, m_block)
+        acc_dQ = multiply_dS(ctx)
+        next_stage(ctx, step)
+        add_dQ(ctx, acc_dQ, head, m_block)
+    else:
+        next_stage(ctx, step)
+
+
+@cute.jit
+def next_stage(ctx: MainloopContext, step: Int32):
+    """Wait for the next step's stage; nobody reads this step's any more, so refill it.
+
+    This comes before dQ is added: the additions then overlap the next step, and the barrier keeps
+    the compiler from computing their addresses in the middle of the GEMM, which would spill.
+    """
+    cute.arch.cp_async_wait_group(ctx.config.stages - 2)
+    cute.arch.sync_threads()
+    load_queries(ctx, step + ctx.config.stages)
 
 
 @cute.jit
@@ -248,15 +261,20 @@ def multiply_scores(
 
 
 @cute.jit
-def add_dQ(ctx: MainloopContext, head: Int32, m_block: Int32):
-    """dQ[m_block] += dS K, element by element in fp32; in turn where the order is fixed."""
-    config, smem, tile, tidx = ctx.config, ctx.smem, ctx.tile, ctx.tidx
-    mma = ctx.mmas.queries
+def multiply_dS(ctx: MainloopContext):
+    """Returns acc_dQ = dS K of one query tile."""
+    config, smem, mma = ctx.config, ctx.smem, ctx.mmas.queries
     acc_dQ = zeros(mma, (config.tile_m, config.head_dim))
-    dS = smem_operand(mma, tidx, transposed(smem.sSt), "A", transpose=True)
-    Kt = smem_operand(mma, tidx, transposed(smem.sK), "B", transpose=True)
+    dS = smem_operand(mma, ctx.tidx, transposed(smem.sSt), "A", transpose=True)
+    Kt = smem_operand(mma, ctx.tidx, transposed(smem.sK), "B", transpose=True)
     gemm(mma, acc_dQ, dS.fragment, Kt.fragment, (dS, 0), (Kt, 0))
+    return acc_dQ
 
+
+@cute.jit
+def add_dQ(ctx: MainloopContext, acc_dQ: cute.Tensor, head: Int32, m_block: Int32):
+    """Add a tile to dQ, element by element in fp32; in turn where the order is fixed."""
+    config, tile, tidx, mma = ctx.config, ctx.tile, ctx.tidx, ctx.mmas.queries
     counter = ctx.tensors.mTurn.iterator
     if cutlass.const_expr(config.deterministic):
         counter = cute.domain_offset((tile.batch, head, m_block), ctx.tensors.mTurn).iterator
