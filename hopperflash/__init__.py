@@ -6,11 +6,30 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hopperflash import analysis, emulator
+    from hopperflash.api import explain, flash_attn_func, make_plan, supports
+    from hopperflash.errors import InvalidArgument, UnsupportedProblem
+    from hopperflash.runtime.emulation import emulate
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
+__all__ = [
+    "InvalidArgument",
+    "UnsupportedProblem",
+    "__version__",
+    "analysis",
+    "emulate",
+    "emulator",
+    "explain",
+    "flash_attn_func",
+    "make_plan",
+    "supports",
+]
+
+_HOMES = {
     "InvalidArgument": "errors",
     "UnsupportedProblem": "errors",
     "emulate": "runtime.emulation",
@@ -20,8 +39,6 @@ _PUBLIC = {
     "supports": "api",
 }
 _SUBPACKAGES = {"analysis", "emulator"}
-
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
 
 def _link_checkout() -> None:
@@ -44,11 +61,15 @@ def _link_checkout() -> None:
 _link_checkout()
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import public names on first use, so that planning loads neither torch nor cutlass."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
-    home = _PUBLIC.get(name)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
-from typing_extensions import Unpack
 
 from hopperflash import ops, plan
 from hopperflash.errors import HopperflashError
 from hopperflash.plan import ArchSpec, LaunchPlan, Support
 from hopperflash.problem import AttnOptions, AttnProblem, Direction, build_problem
 from hopperflash.runtime import device, tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 WindowSize = tuple[int | None, int | None]
 
@@ -27,6 +29,7 @@ class AttnKeywords(TypedDict, total=False):
     alibi_slopes: Tensor | None
     deterministic: bool
     return_attn_probs: bool
+    return_lse: bool
 
 
 def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional order is a contract
@@ -73,7 +76,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         InvalidArgument: the arguments do not make an attention problem; lists every reason.
         UnsupportedProblem: no backend computes it here; lists every backend's reasons.
     """
-    operands = tensors.autocast(q, k, v)
+    operands = tensors.accept(q=q, k=k, v=v)
     launch_plan = make_plan(
         *operands,
         dropout_p=dropout_p,
@@ -104,9 +107,9 @@ def supports(
     """
     try:
         problem, spec = _problem(q, k, v, arch, **options)
+        return plan.supports(problem, spec, direction)
     except HopperflashError as refused:
         return Support(False, refused.reasons or (refused.headline,))
-    return plan.supports(problem, spec, direction)
 
 
 def make_plan(
@@ -144,6 +147,7 @@ def _problem(
     q: Tensor, k: Tensor, v: Tensor, arch: str | None, **options: Any
 ) -> tuple[AttnProblem, ArchSpec]:
     alibi = options.pop("alibi_slopes", None) is not None
-    q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.autocast(q, k, v))
+    options.pop("return_lse", None)  # the LSE is always computed
+    q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.accept(q=q, k=k, v=v))
     problem = build_problem(q_facts, k_facts, v_facts, AttnOptions(alibi=alibi, **options))
     return problem, device.target_arch(q.device, arch)

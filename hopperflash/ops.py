@@ -44,7 +44,7 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        ctx.plan, ctx.session = plan, emulation.active()
+        ctx.plan, ctx.session = plan, emulation.session_of(q.device)
         ctx.set_materialize_grads(False)
         results = execute(plan, {"q": q, "k": k, "v": v}, ctx.session)
         ctx.save_for_backward(q, k, v, results["out"], results["lse"])

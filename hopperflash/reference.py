@@ -3,8 +3,8 @@
     S = softcap(softmax_scale * Q K^T),  P = softmax(S over visible keys),  O = P V,
     LSE = log(sum over visible keys of exp(S))
 
-and its gradients by autograd. Memory is O(seqlen_q * seqlen_k); `hopperflash.streaming` computes the same in
-O(seqlen).
+and its gradients by autograd. Memory is O(seqlen_q * seqlen_k); `hopperflash.streaming` computes
+the same in O(seqlen).
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class _StreamingAttention(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, mask: MaskSpec, softmax_scale: float, softcap: float
     ) -> tuple[Tensor, Tensor]:
         tiling = _Tiling.of(q, k, mask, softmax_scale, softcap)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(q.device.type, enabled=False):
             return _forward(q, k, v, tiling)
 
     @staticmethod
@@ -140,7 +140,7 @@ class _StreamingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
             grads = _backward(
                 ctx.saved_tensors, dout, dlse, ctx.tiling, needed=ctx.needs_input_grad[:3]
             )
@@ -295,7 +295,7 @@ def _by_key_head(x: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """(batch, seqlen, heads, d) -> a fresh (batch * heads_k, group, seqlen, d) in `dtype`."""
     batch, seqlen, heads, head_dim = x.shape
     shape = (batch, heads // group, group, seqlen, head_dim)
-    fresh = torch.empty(shape, dtype=dtype).copy_(x.transpose(1, 2).view(shape))
+    fresh = x.new_empty(shape, dtype=dtype).copy_(x.transpose(1, 2).view(shape))
     return fresh.flatten(0, 1)
 
 

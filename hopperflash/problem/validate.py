@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from hopperflash.errors import InvalidArgument
@@ -117,31 +118,47 @@ def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:
 
 
 def _shape_reasons(q: OperandFacts, k: OperandFacts, v: OperandFacts) -> list[str]:
-    """Disagreements between the shapes; silent where a rank is wrong already."""
-    if any(len(facts.shape) != 4 for facts in (q, k, v)):
-        return []
+    """What is wrong with the shapes, of operands whose rank is right."""
+    well_ranked = {
+        name: facts.shape for name, facts in (("q", q), ("k", k), ("v", v)) if len(facts.shape) == 4
+    }
+    batches = {name: shape[0] for name, shape in well_ranked.items()}
     reasons = []
-    batches = (q.shape[0], k.shape[0], v.shape[0])
-    if len(set(batches)) > 1:
-        reasons.append(f"batch sizes of q, k, v differ: {batches}")
-    if k.shape[1] != v.shape[1]:
-        reasons.append(f"k has {k.shape[1]} keys, v has {v.shape[1]}: give as many of both")
-    if k.shape[2] != v.shape[2]:
-        reasons.append(f"k has {k.shape[2]} heads, v has {v.shape[2]}: give as many of both")
-    heads_q, heads_k = q.shape[2], k.shape[2]
-    if heads_q == 0 or heads_k == 0:
-        reasons.append(f"q has {heads_q} heads, k has {heads_k}: give at least one of each")
-    elif heads_q % heads_k:
-        reasons.append(f"q has {heads_q} heads, not a multiple of the {heads_k} heads of k")
-    if q.shape[3] != k.shape[3]:
-        reasons.append(f"head_dim of q is {q.shape[3]}, of k {k.shape[3]}: give equal ones")
-    head_dims = {"head_dim of q": q.shape[3], "head_dim_v": v.shape[3]}
+    if len(set(batches.values())) > 1:
+        reasons.append(f"batch sizes of {', '.join(batches)} differ: {tuple(batches.values())}")
+    if "k" in well_ranked and "v" in well_ranked:
+        reasons += _key_value_reasons(well_ranked["k"], well_ranked["v"])
+    if "q" in well_ranked and "k" in well_ranked:
+        reasons += _query_key_reasons(well_ranked["q"], well_ranked["k"])
+    head_dims = {name: shape[3] for name, shape in well_ranked.items()}
+    if head_dims.get("k") == head_dims.get("q"):
+        head_dims.pop("k", None)
     reasons += [
-        f"{name} is {size}: give a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to"
+        f"head_dim of {name} is {size}: give a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to"
         f" {HEAD_DIM_MAX} (pad with zeros)"
         for name, size in head_dims.items()
         if size % HEAD_DIM_STEP or not HEAD_DIM_STEP <= size <= HEAD_DIM_MAX
     ]
+    return reasons
+
+
+def _key_value_reasons(k: tuple[int, ...], v: tuple[int, ...]) -> list[str]:
+    return [
+        f"k has {in_k} {what}, v has {in_v}: give as many of both"
+        for what, in_k, in_v in (("keys", k[1], v[1]), ("heads", k[2], v[2]))
+        if in_k != in_v
+    ]
+
+
+def _query_key_reasons(q: tuple[int, ...], k: tuple[int, ...]) -> list[str]:
+    reasons = []
+    heads_q, heads_k = q[2], k[2]
+    if heads_q == 0 or heads_k == 0:
+        reasons.append(f"q has {heads_q} heads, k has {heads_k}: give at least one of each")
+    elif heads_q % heads_k:
+        reasons.append(f"q has {heads_q} heads, not a multiple of the {heads_k} heads of k")
+    if q[3] != k[3]:
+        reasons.append(f"head_dim of q is {q[3]}, of k {k[3]}: give equal ones")
     return reasons
 
 
@@ -167,12 +184,19 @@ def _device_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]
 
 
 def _option_reasons(options: AttnOptions) -> list[str]:
-    reasons = []
-    if not 0.0 <= options.dropout_p < 1.0:
-        reasons.append(f"dropout_p is {options.dropout_p}: give a probability in [0, 1)")
-    scale = options.softmax_scale
-    if scale is not None and not math.isfinite(scale):
+    numbers = {"dropout_p": options.dropout_p, "softcap": options.softcap}
+    if options.softmax_scale is not None:
+        numbers["softmax_scale"] = options.softmax_scale
+    reasons = [
+        f"{name} is {value!r}: give a number"
+        for name, value in numbers.items()
+        if not isinstance(value, Real)
+    ]
+    dropout_p, softcap, scale = map(numbers.get, ("dropout_p", "softcap", "softmax_scale"))
+    if isinstance(dropout_p, Real) and not 0.0 <= dropout_p < 1.0:
+        reasons.append(f"dropout_p is {dropout_p}: give a probability in [0, 1)")
+    if isinstance(scale, Real) and not math.isfinite(scale):
         reasons.append(f"softmax_scale is {scale}: give a finite number, or None for 1/sqrt(d)")
-    if not 0.0 <= options.softcap < math.inf:
-        reasons.append(f"softcap is {options.softcap}: give a finite number >= 0 (0 for none)")
+    if isinstance(softcap, Real) and not 0.0 <= softcap < math.inf:
+        reasons.append(f"softcap is {softcap}: give a finite number >= 0 (0 for none)")
     return reasons

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from functools import cache
 from threading import Lock
 from typing import Any
 
 from hopperflash.errors import CompileError
 from hopperflash.plan import KernelSpec
 
+_executables: dict[KernelSpec, Any] = {}
 # MLIR state is per process and unguarded: compiling from two threads crashes.
-_COMPILER = Lock()
+_compiler = Lock()
 
 
 def compile_kernel(spec: KernelSpec) -> Any:
@@ -22,11 +22,14 @@ def compile_kernel(spec: KernelSpec) -> Any:
     It keeps its PTX and cubin (`artifacts.PTX`, `artifacts.CUBIN`) for the emulator and the
     resource reports. Raises `CompileError` with the compiler's words.
     """
-    with _COMPILER:
-        return _compile(spec)
+    executable = _executables.get(spec)
+    if executable is None:
+        with _compiler:
+            executable = _executables.get(spec) or _compile(spec)
+            _executables[spec] = executable
+    return executable
 
 
-@cache
 def _compile(spec: KernelSpec) -> Any:
     import cutlass.cute as cute
 

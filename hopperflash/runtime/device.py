@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from hopperflash.errors import UnsupportedProblem
 from hopperflash.plan import ArchSpec, arch_of, arch_of_capability
 from hopperflash.runtime import emulation
 
@@ -12,14 +11,11 @@ from hopperflash.runtime import emulation
 def target_arch(device: torch.device, arch: str | None = None) -> ArchSpec:
     """The named arch; else that of the device, where CPU tensors follow the active `emulate`.
 
-    Raises `InvalidArgument` for an unknown arch or GPU, `UnsupportedProblem` for a device that is
-    neither a CPU nor a CUDA GPU.
+    Raises `InvalidArgument` for an unknown arch or GPU.
     """
     if arch is not None:
         return arch_of(arch)
     if device.type == "cuda":
         return arch_of_capability(torch.cuda.get_device_capability(device))
-    if device.type == "cpu":
-        session = emulation.active()
-        return arch_of("cpu") if session is None else session.arch
-    raise UnsupportedProblem(f"tensors on {device}: there are backends for cuda and cpu")
+    session = emulation.session_of(device)
+    return arch_of("cpu") if session is None else session.arch

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hopperflash.emulator import EmulationRun, launch
 from hopperflash.errors import InvalidArgument
 from hopperflash.plan import ArchSpec, arch_of
@@ -40,9 +42,9 @@ class EmulationSession:
 _SESSION: ContextVar[EmulationSession | None] = ContextVar("hopperflash_emulation", default=None)
 
 
-def active() -> EmulationSession | None:
-    """The innermost `emulate` block around this call, if there is one."""
-    return _SESSION.get()
+def session_of(device: torch.device) -> EmulationSession | None:
+    """The innermost `emulate` block around this call, for tensors on a CPU; None for others."""
+    return _SESSION.get() if device.type == "cpu" else None
 
 
 @contextmanager
@@ -54,6 +56,9 @@ def emulate(
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[EmulationRun]:
     """Plan CPU tensors for `arch` and execute its kernels without a GPU.
+
+    Tensors on a GPU are not affected. Holds for the calling context (contextvars): a thread started
+    inside the block does not inherit it.
 
     Args:
         arch: a GPU target, such as "sm_90a".

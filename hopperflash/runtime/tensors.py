@@ -7,10 +7,38 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hopperflash.errors import InvalidArgument
 from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
 
 _MAX_ALIGNMENT = 128
+
+
+def accept(**operands: object) -> tuple[Tensor, ...]:
+    """The operands as dense tensors; inside torch.autocast, fp32 ones in its dtype.
+
+    Raises `InvalidArgument` for what is not a dense tensor on a CPU or a CUDA GPU.
+    """
+    reasons, tensors = [], []
+    for name, value in operands.items():
+        if not isinstance(value, Tensor):
+            reasons.append(f"{name} is a {type(value).__name__}: give a torch.Tensor")
+        elif value.layout is not torch.strided:
+            reasons.append(f"{name} has layout {value.layout}: give a dense tensor")
+        elif value.device.type not in ("cpu", "cuda"):
+            reasons.append(f"{name} is on {value.device}: give tensors on cpu or cuda")
+        else:
+            tensors.append(_autocast(value))
+    if reasons:
+        raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
+    return tuple(tensors)
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    device_type = tensor.device.type
+    if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device_type):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device_type))
 
 
 def facts(tensor: Tensor) -> OperandFacts:
@@ -23,15 +51,6 @@ def facts(tensor: Tensor) -> OperandFacts:
         dtype=str(tensor.dtype).removeprefix("torch."),
         device=str(tensor.device),
     )
-
-
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Inside torch.autocast, fp32 operands in its dtype; otherwise the tensors as they are."""
-    device_type = tensors[0].device.type
-    if not torch.is_autocast_enabled(device_type):
-        return tensors
-    dtype = torch.get_autocast_dtype(device_type)
-    return tuple(t.to(dtype) if t.dtype is torch.float32 else t for t in tensors)
 
 
 def prepare_operands(plan: LaunchPlan, operands: Mapping[str, Tensor]) -> dict[str, Tensor]:

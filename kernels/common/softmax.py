@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32
+from cutlass import Float32
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -40,7 +40,6 @@ def online_step(
     stats: RowStats,
     rescale: cute.Tensor,  # (rows,) out: factor of what was accumulated under the old maximum
     scale_log2: Float32,
-    masked: Constexpr[bool],
 ):
     """One key block: update maximum and sum, turn scores into probabilities."""
     for r in cutlass.range_constexpr(cute.size(stats.row_max)):
@@ -49,9 +48,8 @@ def online_step(
         row_max = scores.reduce(cute.ReductionOp.MAX, row_max_old, 0)
         row_max = cute.arch.warp_reduction_max(row_max, threads_in_group=_QUAD)
         stats.row_max[r] = row_max
-        if cutlass.const_expr(masked):
-            # A row that has seen no key yet: -inf - -inf would be NaN.
-            row_max = Float32(0.0) if row_max == -Float32.inf else row_max
+        # A row that has seen no key yet, or only scores of -inf: -inf - -inf would be NaN.
+        row_max = Float32(0.0) if row_max == -Float32.inf else row_max
         row_max_scaled = row_max * scale_log2
         probabilities = cute.math.exp2(scores * scale_log2 - row_max_scaled, fastmath=True)
         rescale[r] = cute.math.exp2(row_max_old * scale_log2 - row_max_scaled, fastmath=True)

@@ -34,12 +34,21 @@ class Fault:
         lines[site] = self.replacement
         return "\n".join(lines)
 
+    def seed_everywhere(self, ptx: str) -> str:
+        """The PTX with the instruction broken wherever it stands."""
+        for site in self.sites(ptx):
+            ptx = self.seed(ptx, site)
+        return ptx
+
 
 WGMMA_WAIT = Fault("wgmma-wait", r"^\s*wgmma\.wait_group")
 MBARRIER_WAIT = Fault("mbarrier-wait", r"^\s*mbarrier\.try_wait", _NEVER_WAITS)
 MBARRIER_ARRIVE = Fault("mbarrier-arrive", r"^\s*(@\S+\s+)?mbarrier\.arrive")
 PROXY_FENCE = Fault("proxy-fence", r"^\s*fence\.proxy\.async")
 EPILOGUE_BARRIER = Fault("epilogue-barrier", r"^\s*bar\.sync\s+%r")
+NAMED_BARRIER_SYNC = Fault("named-barrier-sync", r"^\s*bar\.sync\s+[1-9]")
+NAMED_BARRIER_ARRIVE = Fault("named-barrier-arrive", r"^\s*bar\.arrive\s+[1-9]")
+BULK_WAIT = Fault("bulk-wait", r"^\s*cp\.async\.bulk\.wait_group")
 
 
 class MutantKernel:

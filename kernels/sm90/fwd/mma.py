@@ -129,7 +129,7 @@ def one_key_block(
             ctx.seqlens,
             ctx.causal,
         )
-    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2, masked)
+    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2)
     softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
     tOrP = probabilities_operand(ctx, fragments, acc_S)
 

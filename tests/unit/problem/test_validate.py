@@ -62,7 +62,7 @@ def test_every_reason_at_once():
         "q has 4 heads, not a multiple of the 3 heads of k",
         "head_dim of q is 65, of k 64",
         "head_dim of q is 65: give a multiple of 8 from 8 to 256",
-        "head_dim_v is 264: give a multiple of 8 from 8 to 256",
+        "head_dim of v is 264: give a multiple of 8 from 8 to 256",
         "q is float32: cast to bfloat16 or float16, or call inside torch.autocast",
         "v is int8: cast to bfloat16 or float16",
         "dtypes differ (q float32, k float16, v int8)",
