@@ -73,6 +73,6 @@ class _KernelAttention(torch.autograd.Function):
             [(name, facts(operands[name])) for name in ("q", "k", "v", "dout", "out")],
             needed,
         )
-        plan = make_plan(problem, ctx.plan.arch, "backward")
+        plan = make_plan(problem, ctx.plan.arch, "backward", ctx.plan.requested)
         gradients = execute(plan, operands, ctx.session)
         return None, *(gradients.get(name) for name in GRADIENTS)
