@@ -34,8 +34,8 @@ class DemoOptions(SizeOptions):
 def demo(options: DemoOptions) -> None:
     """Run the forward kernel on real numbers and compare O and LSE with fp64.
 
-    Without a GPU the sm_90a kernel is compiled and executed in the emulator. Exits 0 only if both
-    results are inside the tolerance and no hazard was seen, 1 if not, 2 if refused.
+    Without a GPU the kernel of --arch is compiled and executed in the emulator. Exits 0 only if
+    both results are inside the tolerance and no hazard was seen, 1 if not, 2 if refused.
     """
     if options.backward:
         raise UnsupportedProblem("no backward kernels yet: they come next; leave --backward away")

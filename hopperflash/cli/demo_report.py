@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hopperflash import plan
 from hopperflash.analysis.traffic import Traffic
-from hopperflash.cli.demonstration import Demonstration
+from hopperflash.cli.demonstration import Demonstration, mma_flops
 
 TRAFFIC_FORMULA = "materialised: Q + K + V + O + 2 S + 2 P, S and P of all pairs in the input dtype"
 
@@ -45,7 +45,7 @@ def as_data(shown: Demonstration) -> dict[str, Any]:
         "traffic": shown.traffic,
         "materialized_traffic": shown.materialized,
         "useful_flops": shown.plan.problem.useful_flops("forward"),
-        "wgmma_flops": None if run is None else run.counters["wgmma_flops"],
+        "mma_flops": None if run is None else mma_flops(run),
         "hazards": None if run is None else run.hazards,
         "launches": None if run is None else run.launches,
         "counters": None if run is None else run.counters,
@@ -94,16 +94,16 @@ def _facts(shown: Demonstration) -> list[tuple[str, str]]:
         facts.append(("tiles", f"{tiles.planned} planned, {tiles.skipped} skipped"))
     else:
         agreement = "as planned" if tiles.agree else f"but {tiles.planned} planned"
-        executed = run.counters["wgmma_flops"]
+        executed = mma_flops(run)
         facts += [
             (
                 "tiles",
-                f"{tiles.executed:g} visited (wgmma FLOPs / FLOPs per tile), {agreement};"
+                f"{tiles.executed:g} visited (MMA FLOPs / FLOPs per tile), {agreement};"
                 f" {tiles.skipped} skipped",
             ),
             (
                 "FLOPs",
-                f"{executed:,} by wgmma, {useful:,} useful ({100 * useful / executed:.1f} %)",
+                f"{executed:,} by MMA, {useful:,} useful ({100 * useful / executed:.1f} %)",
             ),
             ("hazards", str(len(run.hazards)) if run.hazards else "none"),
         ]

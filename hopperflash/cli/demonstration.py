@@ -17,7 +17,7 @@ from hopperflash.cli.inputs import Inputs
 from hopperflash.cli.output import Stages
 from hopperflash.emulator import EmulationRun
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
-from hopperflash.plan import ForwardConfig, LaunchPlan, arch_of
+from hopperflash.plan import ForwardConfig, ForwardConfigSm80, LaunchPlan, arch_of
 from hopperflash.plan.block_range import Tiling, block_totals
 from hopperflash.problem import AttnProblem
 from hopperflash.reference import low_precision_attention, materialized_attention
@@ -28,7 +28,7 @@ from hopperflash.tolerance import Deviation, tolerance
 
 @dataclass(frozen=True)
 class Tiles:
-    """Score tiles over all heads; `executed` follows from the wgmma FLOPs, None on a GPU."""
+    """Score tiles over all heads; `executed` follows from the MMA FLOPs, None on a GPU."""
 
     planned: int
     skipped: int
@@ -124,6 +124,11 @@ def demonstrate(
     )
 
 
+def mma_flops(run: EmulationRun) -> int:
+    """Work of the tensor cores, by wgmma or mma.sync."""
+    return run.counters["wgmma_flops"] + run.counters["mma_flops"]
+
+
 def _device_of(arch: str) -> torch.device:
     """The first GPU if it is of this arch, else the CPU."""
     if torch.cuda.is_available():
@@ -199,7 +204,7 @@ def _assemble(parts: Sequence[Tensor], problem: AttnProblem, head_axis: int) -> 
 def _tiles(plan: LaunchPlan, run: EmulationRun | None) -> Tiles:
     (call,) = plan.calls
     config, problem = call.spec.config, plan.problem
-    assert isinstance(config, ForwardConfig)
+    assert isinstance(config, (ForwardConfig, ForwardConfigSm80))
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
     totals = block_totals(problem.mask, tiling)
     heads = problem.batch * problem.heads_q
@@ -207,7 +212,7 @@ def _tiles(plan: LaunchPlan, run: EmulationRun | None) -> Tiles:
     return Tiles(
         planned=heads * totals.visited,
         skipped=heads * totals.skipped,
-        executed=None if run is None else run.counters["wgmma_flops"] / flops,
+        executed=None if run is None else mma_flops(run) / flops,
     )
 
 

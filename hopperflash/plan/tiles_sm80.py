@@ -68,8 +68,10 @@ LARGE = TileTable(
         BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86; 254 registers"),
         BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 245 registers"),
         BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
-        BackwardTileSm80(192, 192, 32, 32, 4, 2, "64x64 of 8 warps spills 16 B"),
-        BackwardTileSm80(256, 256, 32, 32, 4, 2, "64x64 in two stages would need 200 KiB"),
+        BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2; 241 registers"),
+        BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
+        BackwardTileSm80(128, 256, 64, 64, 8, 4, "FA2; the shared-memory limit"),
+        BackwardTileSm80(256, 256, 32, 64, 8, 4, "64 queries would need 200 KiB; 232 registers"),
     ),
 )
 # sm_86, sm_89, sm_120, sm_121.
@@ -85,7 +87,7 @@ SMALL = TileTable(
     backward=(
         BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 254 registers"),
         BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 136 registers"),
-        BackwardTileSm80(128, 128, 32, 64, 4, 4, "64 queries would need 104 KiB; 255 registers"),
+        BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB; 238 registers"),
         BackwardTileSm80(192, 192, 32, 32, 4, 2, "the shared-memory limit; 255 registers"),
         BackwardTileSm80(256, 256, 32, 32, 4, 2, "the shared-memory limit; 252 registers"),
     ),

@@ -18,7 +18,7 @@ def preferred() -> str | None:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Compute every call inside with one backend, for comparison; a backward stays with its forward.
+    """Compute every call inside with one backend, its backward too, for comparison.
 
     Args:
         name: "sm90", "sm80" or "cpu". A call's own `backend` comes first.

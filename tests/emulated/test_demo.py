@@ -30,7 +30,7 @@ def test_default_demo_is_correct() -> None:
     result = demo()
     assert result.exit_code == 0, result.output
     assert "correct    O and LSE are inside the tolerance, no hazards" in result.stdout
-    assert "20 visited (wgmma FLOPs / FLOPs per tile), as planned; 12 skipped" in result.stdout
+    assert "20 visited (MMA FLOPs / FLOPs per tile), as planned; 12 skipped" in result.stdout
     assert "WRONG" not in result.output
 
 
@@ -45,7 +45,7 @@ def test_json_reports_what_was_measured(mask: str) -> None:
     for deviation in found["deviations"].values():
         assert 0 < deviation["max_error"] <= deviation["max_bound"]
     assert found["tiles"]["executed"] == found["tiles"]["planned"]
-    assert found["useful_flops"] < found["wgmma_flops"]
+    assert found["useful_flops"] < found["mma_flops"]
     q_bytes = 192 * 128 * 2
     assert found["traffic"]["loaded"] >= 3 * q_bytes
     assert found["traffic"]["stored"] == q_bytes + 192 * 4
