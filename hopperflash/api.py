@@ -60,20 +60,17 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         softmax_scale: default 1 / sqrt(head_dim).
         causal: query i sees key j iff j <= i + seqlen_k - seqlen_q (bottom-right aligned).
         window_size: (left, right), inclusive: query i sees key j iff
-            i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right; -1 or None is
-            unbounded.
+            i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right; -1 is unbounded.
         softcap: scores become softcap * tanh(scores / softcap) where positive.
         dropout_p, alibi_slopes, return_attn_probs: for FlashAttention-2's signature; refused
             unless at their defaults.
         deterministic: gradients equal bit for bit between runs.
         return_lse: also return the log-sum-exp.
-        backend: "sm90", "sm80" or "cpu" to compute with that one or refuse; default the first that
-            can, or that of `hopperflash.use_backend`.
+        backend: "sm90", "sm80" or "cpu"; default that of `use_backend`, or the first able one.
 
     Returns:
         out (batch, seqlen_q, heads_q, head_dim_v) in the dtype of q; with `return_lse` also the
-        natural-log LSE (batch, heads_q, seqlen_q) in fp32. A row that sees no key has out 0 and
-        LSE -inf.
+        natural-log LSE (batch, heads_q, seqlen_q) in fp32. A row without keys: out 0, LSE -inf.
 
     Raises:
         InvalidArgument: the arguments do not make an attention problem; lists every reason.

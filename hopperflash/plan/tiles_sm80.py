@@ -87,6 +87,8 @@ SMALL = TileTable(
     backward=(
         BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 254 registers"),
         BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 136 registers"),
+        BackwardTileSm80(128, 96, 64, 64, 8, 4, "the shared-memory limit"),
+        BackwardTileSm80(96, 128, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB; 238 registers"),
         BackwardTileSm80(192, 192, 32, 32, 4, 2, "the shared-memory limit; 255 registers"),
         BackwardTileSm80(256, 256, 32, 32, 4, 2, "the shared-memory limit; 252 registers"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hopperflash
-from hopperflash.plan.tiles_sm90 import padded_head_dim
+from hopperflash.plan.tiles import padded_head_dim
 from hopperflash.reference import Gradients
 from tests.support.cases import make_inputs
 from tests.support.gradient_cases import (
