@@ -108,7 +108,7 @@ def test_backward_registers_by_hand():
     assert queries.fragments[2:] == (("acc_dQ", 32), ("A", 4), ("B", 16))
     assert registers(BACKWARD, SM80).total == 192 + 4 + 16 + 24
     # P through shared memory is an A operand of one k-step.
-    assert registers(SPLIT, SM80).phases[1].fragments[2:] == (("dS", 16), ("P", 4), ("B", 24))
+    assert registers(SPLIT, SM80).phases[1].fragments[2:] == (("dS", 16), ("A", 4), ("B", 24))
 
 
 def test_threads_share_the_register_file():
