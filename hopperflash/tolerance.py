@@ -7,10 +7,10 @@ With `ref` the attention in fp64 or fp32 and `low` the materialised formula in t
 and likewise for the root mean square (FlashAttention's rule). So the bound scales with problem and
 dtype, and no test carries numbers of its own.
 
-A gradient may be 0 because large terms cancel: with a single key dS = P (dP - delta) = 0, while dP and
-delta are sums of |dO| |V|. No fp32 algorithm gets closer than the rounding of such sums, and `low` may
-cancel exactly, so `terms`, what the absolute values of the terms add up to, widens the bound by
-2^-23 max|terms|. Where nothing cancels that is far below the other parts.
+A gradient may be 0 because large terms cancel: with a single key dS = P (dP - delta) = 0, while dP
+and delta are sums of |dO| |V|. No fp32 algorithm gets closer than the rounding of such sums, and
+`low` may cancel exactly, so `terms`, what the absolute values of the terms add up to, widens the
+bound by 2^-23 max|terms|. Where nothing cancels that is far below the other parts.
 """
 
 from __future__ import annotations

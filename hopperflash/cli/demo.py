@@ -10,7 +10,7 @@ import typer
 
 from hopperflash.cli.options import SizeOptions, Sizes, command, flag
 from hopperflash.cli.output import WRONG, print_json, stages, stderr, stdout
-from hopperflash.errors import InvalidArgument, UnsupportedProblem
+from hopperflash.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from hopperflash.cli.inputs import Inputs
@@ -26,29 +26,28 @@ class DemoOptions(SizeOptions):
     arch: Annotated[str, flag("Target; emulated unless a GPU of it is there.")] = "sm_90a"
     schedule: Annotated[str, flag("When asynchronous work lands: eager, lazy, random.")] = "lazy"
     seed: Annotated[int, flag("Of the random inputs and the random schedule.")] = 0
-    backward: Annotated[bool, flag("Not there yet: the backward comes next.", "--backward")] = False
+    backward: Annotated[bool, flag("Also the gradients.", "--backward")] = False
     json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
 
 
 @command(DemoOptions)
 def demo(options: DemoOptions) -> None:
-    """Run the forward kernel on real numbers and compare O and LSE with fp64.
+    """Run the kernels on real numbers and compare O and LSE with fp64.
 
-    Without a GPU the kernel of --arch is compiled and executed in the emulator. Exits 0 only if
-    both results are inside the tolerance and no hazard was seen, 1 if not, 2 if refused.
+    With --backward also dQ, dK and dV, from random gradients of O and of the LSE.
+
+    Without a GPU the kernels of --arch are compiled and run in the emulator. Exits 0 only if all
+    results are inside the tolerance and no hazard was seen, 1 if not, 2 if refused.
     """
-    if options.backward:
-        raise UnsupportedProblem("no backward kernels yet: they come next; leave --backward away")
     with stages() as progress:
         progress.enter("loading torch")
         from hopperflash.cli import demo_report
-        from hopperflash.cli.demonstration import demonstrate
+        from hopperflash.cli.demonstration import Execution, demonstrate
         from hopperflash.emulator import EmulationError
 
         try:
-            shown = demonstrate(
-                inputs_of(options), options.arch, options.schedule, options.seed, progress
-            )
+            execution = Execution(options.arch, options.schedule, options.seed, options.backward)
+            shown = demonstrate(inputs_of(options), execution, progress)
         except EmulationError as error:
             stderr().print(f"WRONG: the kernel failed: {error}", markup=False)
             raise typer.Exit(WRONG) from None

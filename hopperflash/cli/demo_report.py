@@ -9,27 +9,34 @@ from rich.table import Table
 
 from hopperflash import plan
 from hopperflash.analysis.traffic import Traffic
-from hopperflash.cli.demonstration import Demonstration, mma_flops
+from hopperflash.cli.demonstration import Demonstration, Part
 
-TRAFFIC_FORMULA = "materialised: Q + K + V + O + 2 S + 2 P, S and P of all pairs in the input dtype"
+TRAFFIC_FORMULAS = {
+    "forward": "materialised: Q + K + V + O + 2 S + 2 P, S and P of all pairs in the input dtype",
+    "backward": "materialised: 2 (Q + K + V) + 2 dO + 2 P + 2 dP + 3 dS, all in the input dtype",
+}
 
 HAZARDS_SHOWN = 8
 
 
 def show(shown: Demonstration, console: Console) -> None:
     """Plan, errors beside the tolerance, traffic, work, hazards and time."""
-    console.print(plan.explain(shown.plan), markup=False)
-    console.print()
-    console.print(_errors(shown))
-    if shown.traffic is not None:
-        console.print(_traffic(shown.traffic, shown.materialized))
-        console.print(TRAFFIC_FORMULA, markup=False)
+    for part in shown.parts:
+        console.print(plan.explain(part.plan), markup=False)
         console.print()
+    console.print(_errors(shown))
+    for part in shown.parts:
+        if part.traffic is not None:
+            console.print(_traffic(part.plan.direction, part.traffic, part.materialized))
+            console.print(TRAFFIC_FORMULAS[part.plan.direction], markup=False)
+            console.print()
     for label, line in _facts(shown):
         console.print(f"{label:<11}{line}", markup=False)
     if not shown.failures:
         clean = ", no hazards" if shown.run is not None else ""
-        console.print(f"[green]correct[/]    O and LSE are inside the tolerance{clean}")
+        *names, last = shown.deviations
+        results = f"{', '.join(names)} and {last}"
+        console.print(f"[green]correct[/]    {results} are inside the tolerance{clean}")
 
 
 def as_data(shown: Demonstration) -> dict[str, Any]:
@@ -38,18 +45,26 @@ def as_data(shown: Demonstration) -> dict[str, Any]:
     return {
         "ok": not shown.failures,
         "failures": shown.failures,
-        "plan": shown.plan,
         "device": shown.device,
         "deviations": shown.deviations,
-        "tiles": shown.tiles,
-        "traffic": shown.traffic,
-        "materialized_traffic": shown.materialized,
-        "useful_flops": shown.plan.problem.useful_flops("forward"),
-        "mma_flops": None if run is None else mma_flops(run),
+        **_part_data(shown.forward),
+        "backward": None if shown.backward is None else _part_data(shown.backward),
         "hazards": None if run is None else run.hazards,
         "launches": None if run is None else run.launches,
-        "counters": None if run is None else run.counters,
         "seconds": shown.seconds,
+    }
+
+
+def _part_data(part: Part) -> dict[str, Any]:
+    """What was measured of one direction."""
+    return {
+        "plan": part.plan,
+        "tiles": part.tiles,
+        "traffic": part.traffic,
+        "materialized_traffic": part.materialized,
+        "useful_flops": part.useful_flops,
+        "mma_flops": part.executed_flops,
+        "counters": part.counters,
     }
 
 
@@ -67,8 +82,8 @@ def _errors(shown: Demonstration) -> Table:
     return table
 
 
-def _traffic(counted: Traffic, materialized: Traffic) -> Table:
-    table = _table("bytes", "this kernel", "materialised", "ratio")
+def _traffic(direction: str, counted: Traffic, materialized: Traffic) -> Table:
+    table = _table(f"{direction} bytes", "here", "materialised", "ratio")
     for name, here, there in (
         ("loaded", counted.loaded, materialized.loaded),
         ("stored", counted.stored, materialized.stored),
@@ -87,26 +102,27 @@ def _table(label: str, *columns: str) -> Table:
 
 
 def _facts(shown: Demonstration) -> list[tuple[str, str]]:
-    problem, tiles, run = shown.plan.problem, shown.tiles, shown.run
-    useful = problem.useful_flops("forward")
+    run = shown.run
     facts = [("executed", f"on the {shown.device}")]
-    if run is None:
-        facts.append(("tiles", f"{tiles.planned} planned, {tiles.skipped} skipped"))
-    else:
-        agreement = "as planned" if tiles.agree else f"but {tiles.planned} planned"
-        executed = mma_flops(run)
-        facts += [
-            (
-                "tiles",
-                f"{tiles.executed:g} visited (MMA FLOPs / FLOPs per tile), {agreement};"
-                f" {tiles.skipped} skipped",
-            ),
-            (
-                "FLOPs",
-                f"{executed:,} by MMA, {useful:,} useful ({100 * useful / executed:.1f} %)",
-            ),
-            ("hazards", str(len(run.hazards)) if run.hazards else "none"),
-        ]
+    for part in shown.parts:
+        facts += _work(part)
+    if run is not None:
+        facts.append(("hazards", str(len(run.hazards)) if run.hazards else "none"))
         facts += [("", hazard) for hazard in run.hazards[:HAZARDS_SHOWN]]
     times = ", ".join(f"{part} {seconds:.3g} s" for part, seconds in shown.seconds.items())
     return [*facts, ("time", times)]
+
+
+def _work(part: Part) -> list[tuple[str, str]]:
+    """Tiles and FLOPs of one direction; only the emulator knows what was executed."""
+    tiles, executed, useful = part.tiles, part.executed_flops, part.useful_flops
+    label = part.plan.direction
+    if executed is None:
+        return [(label, f"{tiles.planned} tiles planned, {tiles.skipped} skipped")]
+    agreement = "as planned" if tiles.agree else f"but {tiles.planned} planned"
+    visited = f"{tiles.executed:g} visited (MMA FLOPs / FLOPs per tile), {agreement}"
+    share = f"{useful:,} useful ({100 * useful / executed:.1f} %)" if executed else "none useful"
+    return [
+        (label, f"tiles: {visited}; {tiles.skipped} skipped"),
+        ("", f"FLOPs: {executed:,} by MMA, {share}"),
+    ]

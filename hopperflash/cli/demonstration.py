@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import product
 from time import perf_counter
 
 import torch
@@ -13,17 +12,18 @@ from torch import Tensor
 
 from hopperflash import api
 from hopperflash.analysis.traffic import Traffic, materialized_traffic
+from hopperflash.cli.demo_reference import Cotangents, deviations
 from hopperflash.cli.inputs import Inputs
 from hopperflash.cli.output import Stages
 from hopperflash.emulator import EmulationRun
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 from hopperflash.plan import ForwardConfig, ForwardConfigSm80, LaunchPlan, arch_of
-from hopperflash.plan.block_range import Tiling, block_totals
-from hopperflash.problem import AttnProblem
-from hopperflash.reference import low_precision_attention, materialized_attention
+from hopperflash.plan.block_range import Tiling, block_totals, query_block_totals
+from hopperflash.plan.config import MainConfig
+from hopperflash.problem import Direction
 from hopperflash.runtime.compile import compile_kernel
 from hopperflash.runtime.emulation import emulate
-from hopperflash.tolerance import Deviation, tolerance
+from hopperflash.tolerance import Deviation
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,81 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """Results of one problem; `run` holds the emulator's counters, None on a GPU.
-
-    `seconds` is wall time of "compile", "execute" and "reference".
-    """
+class Part:
+    """One direction: its plan, and the emulator's counters while it ran, None on a GPU."""
 
     plan: LaunchPlan
-    device: str
-    run: EmulationRun | None
-    deviations: dict[str, Deviation]
-    tiles: Tiles
-    materialized: Traffic
-    seconds: dict[str, float]
+    counters: dict[str, int] | None
 
     @property
     def traffic(self) -> Traffic | None:
         """Global-memory bytes the emulator counted."""
-        if self.run is None:
+        counters = self.counters
+        if counters is None:
             return None
-        counters = self.run.counters
         return Traffic(
             counters["tma_load_bytes"] + counters["global_load_bytes"],
             counters["tma_store_bytes"] + counters["global_store_bytes"],
         )
+
+    @property
+    def materialized(self) -> Traffic:
+        """What the materialised algorithm would move."""
+        return materialized_traffic(self.plan.problem, self.plan.direction)
+
+    @property
+    def useful_flops(self) -> int:
+        """Multiply-adds over visible pairs, counted twice."""
+        return self.plan.problem.useful_flops(self.plan.direction)
+
+    @property
+    def executed_flops(self) -> int | None:
+        """What the tensor cores did, by wgmma or mma.sync."""
+        if self.counters is None:
+            return None
+        return self.counters["wgmma_flops"] + self.counters["mma_flops"]
+
+    @property
+    def tiles(self) -> Tiles:
+        """Score tiles planned, skipped and executed, of the kernel that has them."""
+        problem = self.plan.problem
+        (config,) = (
+            call.spec.config for call in self.plan.calls if isinstance(call.spec.config, MainConfig)
+        )
+        tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
+        if isinstance(config, ForwardConfig | ForwardConfigSm80):
+            totals = block_totals(problem.mask, tiling)
+            columns = config.head_dim + config.head_dim_v
+        else:
+            totals = query_block_totals(problem.mask, tiling)
+            columns = 3 * config.head_dim + 2 * config.head_dim_v
+        heads, executed = problem.batch * problem.heads_q, self.executed_flops
+        flops = 2 * config.tile_m * config.tile_n * columns
+        return Tiles(
+            planned=heads * totals.visited,
+            skipped=heads * totals.skipped,
+            executed=None if executed is None else executed / flops,
+        )
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """Results of one problem; `run` is the emulator's, None on a GPU.
+
+    `seconds` is wall time of "compile", "forward", "backward" and "reference".
+    """
+
+    forward: Part
+    backward: Part | None
+    device: str
+    run: EmulationRun | None
+    deviations: dict[str, Deviation]
+    seconds: dict[str, float]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The directions that ran."""
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
 
     @property
     def failures(self) -> list[str]:
@@ -75,58 +126,66 @@ class Demonstration:
         ]
         if self.run is not None and self.run.hazards:
             found.append(f"{len(self.run.hazards)} hazards, first: {self.run.hazards[0]}")
-        if not self.tiles.agree:
-            found.append(f"{self.tiles.executed:g} tiles executed, {self.tiles.planned} planned")
+        found += [
+            f"{part.plan.direction}: {tiles.executed:g} tiles executed, {tiles.planned} planned"
+            for part in self.parts
+            if not (tiles := part.tiles).agree
+        ]
         return found
 
 
-def demonstrate(
-    inputs: Inputs, arch: str, schedule: str, seed: int, progress: Stages
-) -> Demonstration:
-    """Plans, compiles and executes the forward; compares with fp64.
+@dataclass(frozen=True)
+class Execution:
+    """How a demonstration runs: the target, and the emulator's schedule and seed."""
+
+    arch: str
+    schedule: str
+    seed: int
+    backward: bool
+
+
+def demonstrate(inputs: Inputs, execution: Execution, progress: Stages) -> Demonstration:
+    """Plans, compiles and executes the forward and perhaps the backward; compares with fp64.
 
     Raises what planning raises, `UnsupportedProblem` for a problem that launches nothing, and
     `InvalidArgument` for values that the reference cannot judge.
     """
-    device = _device_of(arch)
-    seconds: dict[str, float] = {}
+    device = _device_of(execution.arch)
     run = None
     with ExitStack() as stack:
         if device.type == "cpu":
+            e = execution
             run = stack.enter_context(
-                emulate(arch, schedule=schedule, seed=seed, progress=progress.advance)
+                emulate(e.arch, schedule=e.schedule, seed=e.seed, progress=progress.advance)
             )
-        operands = tuple(operand.to(device) for operand in inputs.operands)
-        plan = api.make_plan(*operands, causal=inputs.causal)
-        if not plan.calls:
-            raise UnsupportedProblem("nothing to run:", plan.steps.reasons)
+        operands = inputs.to(device)
+        directions: tuple[Direction, ...] = ("forward", "backward")
+        plans = [
+            api.make_plan(*operands.operands, causal=inputs.causal, direction=direction)
+            for direction in directions[: 1 + execution.backward]
+        ]
+        if not plans[0].calls:
+            raise UnsupportedProblem("nothing to run:", plans[0].steps.reasons)
         _require_finite(inputs)
-        progress.enter(f"compiling {plan.calls[0].spec.ref.name} for {plan.arch.name}")
-        with _timed(seconds, "compile"):
-            for call in plan.calls:
-                compile_kernel(call.spec)
+        problem = plans[0].problem
+        cotangents = Cotangents.random(problem, execution.seed) if execution.backward else None
+        seconds = _compile(plans, progress)
         progress.enter("executing CTAs")
         if run is None:
-            _attention(operands, inputs.causal)  # the first call also loads the kernel
-        with _timed(seconds, "execute"):
-            results = _attention(operands, inputs.causal)
+            _execute(operands, cotangents, None)  # the first call also loads the kernels
+        results, counters, executing = _execute(operands, cotangents, run)
     progress.enter("computing the fp64 reference")
-    with _timed(seconds, "reference"):
-        deviations = _deviations(results, inputs, plan.problem)
+    start = perf_counter()
+    found = deviations(results, inputs, cotangents, problem)
+    parts = [Part(plan, counted) for plan, counted in zip(plans, counters, strict=True)]
     return Demonstration(
-        plan=plan,
+        forward=parts[0],
+        backward=parts[1] if execution.backward else None,
         device=torch.cuda.get_device_name(device) if run is None else "emulator",
         run=run,
-        deviations=deviations,
-        tiles=_tiles(plan, run),
-        materialized=materialized_traffic(plan.problem),
-        seconds=seconds,
+        deviations=found,
+        seconds={**seconds, **executing, "reference": perf_counter() - start},
     )
-
-
-def mma_flops(run: EmulationRun) -> int:
-    """Work of the tensor cores, by wgmma or mma.sync."""
-    return run.counters["wgmma_flops"] + run.counters["mma_flops"]
 
 
 def _device_of(arch: str) -> torch.device:
@@ -145,75 +204,53 @@ def _require_finite(inputs: Inputs) -> None:
         raise InvalidArgument("these values cannot be compared with fp64:", reasons)
 
 
+def _compile(plans: list[LaunchPlan], progress: Stages) -> dict[str, float]:
+    """Every kernel of the plans; returns the seconds it took."""
+    start = perf_counter()
+    for call in (call for plan in plans for call in plan.calls):
+        progress.enter(f"compiling {call.spec.ref.name} for {call.spec.target}")
+        compile_kernel(call.spec)
+    return {"compile": perf_counter() - start}
+
+
+def _execute(
+    inputs: Inputs, cotangents: Cotangents | None, run: EmulationRun | None
+) -> tuple[dict[str, Tensor], list[dict[str, int] | None], dict[str, float]]:
+    """Complete results, and the counters and seconds of each direction."""
+    backward = cotangents is not None
+    q, k, v = (x.detach().requires_grad_(backward) for x in inputs.operands)
+    counters: list[dict[str, int] | None] = []
+    seconds: dict[str, float] = {}
+    with _measured("forward", inputs, run, counters, seconds):
+        out, lse = api.flash_attn_func(q, k, v, causal=inputs.causal, return_lse=True)
+    results = {"O": out, "LSE": lse}
+    if cotangents is not None:
+        incoming = tuple(x.to(out.device) for x in (cotangents.dout, cotangents.dlse))
+        with _measured("backward", inputs, run, counters, seconds):
+            gradients = torch.autograd.grad((out, lse), (q, k, v), incoming)
+        results |= zip(("dQ", "dK", "dV"), gradients, strict=True)
+    return results, counters, seconds
+
+
 @contextmanager
-def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+def _measured(
+    part: str,
+    inputs: Inputs,
+    run: EmulationRun | None,
+    counters: list[dict[str, int] | None],
+    seconds: dict[str, float],
+) -> Iterator[None]:
+    """Adds what the block counted and how long it took, to its last launch's end."""
+    before = {} if run is None else dict(run.counters)
     start = perf_counter()
     yield
+    if inputs.q.is_cuda:
+        torch.cuda.synchronize(inputs.q.device)
     seconds[part] = perf_counter() - start
-
-
-def _attention(operands: Sequence[Tensor], causal: bool) -> tuple[Tensor, Tensor]:
-    """(out, lse), complete."""
-    q, k, v = operands
-    out, lse = api.flash_attn_func(q, k, v, causal=causal, return_lse=True)
-    if q.is_cuda:
-        torch.cuda.synchronize(q.device)
-    return out, lse
-
-
-def _deviations(
-    results: tuple[Tensor, Tensor], inputs: Inputs, problem: AttnProblem
-) -> dict[str, Deviation]:
-    """Deviation of O and LSE over all heads."""
-    per_head = [_references(inputs, problem, b, h) for b, h in _key_heads(problem)]
-    ref_out, ref_lse, low_out, low_lse = (
-        _assemble(parts, problem, head_axis)
-        for parts, head_axis in zip(zip(*per_head, strict=True), (2, 1, 2, 1), strict=True)
-    )
-    out, lse = results
-    try:
-        return {"O": tolerance(out, ref_out, low_out), "LSE": tolerance(lse, ref_lse, low_lse)}
-    except ValueError as unjudgeable:
-        raise InvalidArgument(f"these values give no tolerance: {unjudgeable}") from None
-
-
-def _key_heads(problem: AttnProblem) -> Iterator[tuple[int, int]]:
-    return product(range(problem.batch), range(problem.heads_k))
-
-
-def _references(
-    inputs: Inputs, problem: AttnProblem, entry: int, head: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """fp64 and low-precision (out, lse) of one key head: a score matrix of its own at a time."""
-    batch = slice(entry, entry + 1)
-    q = inputs.q[batch, :, head * problem.group : (head + 1) * problem.group]
-    k, v = (operand[batch, :, head : head + 1] for operand in (inputs.k, inputs.v))
-    scale = problem.softmax_scale
-    return (
-        *materialized_attention(q, k, v, problem.mask, softmax_scale=scale),
-        *low_precision_attention(q, k, v, problem.mask, softmax_scale=scale),
-    )
-
-
-def _assemble(parts: Sequence[Tensor], problem: AttnProblem, head_axis: int) -> Tensor:
-    """Per-head results, key heads fastest, as one tensor."""
-    entries = [parts[i : i + problem.heads_k] for i in range(0, len(parts), problem.heads_k)]
-    return torch.cat([torch.cat(list(entry), dim=head_axis) for entry in entries])
-
-
-def _tiles(plan: LaunchPlan, run: EmulationRun | None) -> Tiles:
-    (call,) = plan.calls
-    config, problem = call.spec.config, plan.problem
-    assert isinstance(config, (ForwardConfig, ForwardConfigSm80))
-    tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
-    totals = block_totals(problem.mask, tiling)
-    heads = problem.batch * problem.heads_q
-    flops = 2 * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
-    return Tiles(
-        planned=heads * totals.visited,
-        skipped=heads * totals.skipped,
-        executed=None if run is None else mma_flops(run) / flops,
-    )
+    counted = None
+    if run is not None:
+        counted = {name: value - before.get(name, 0) for name, value in run.counters.items()}
+    counters.append(counted)
 
 
 def _excess(deviation: Deviation) -> str:

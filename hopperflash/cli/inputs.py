@@ -29,6 +29,11 @@ class Inputs:
     def operands(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.q, self.k, self.v
 
+    def to(self, device: torch.device) -> Inputs:
+        """The same on another device."""
+        q, k, v = (operand.to(device) for operand in self.operands)
+        return Inputs(q, k, v, self.causal)
+
 
 def random_inputs(sizes: Sizes, seed: int) -> Inputs:
     """Standard normal values; the same seed draws the same."""

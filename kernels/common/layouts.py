@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 
 
@@ -55,3 +56,16 @@ def operand_a_view(acc: cute.Tensor) -> cute.Tensor:
             stride=((stride[0][0], stride[0][1], octet_pair[1][0]), stride[1], steps[1]),
         ),
     )
+
+
+@cute.jit
+def convert_operand_a(source: cute.Tensor, target: cute.Tensor):
+    """fp32 A fragments ((2, 2, 2), MMA_M, K/16) to 16 bits.
+
+    Fragment by fragment: of a vector whose length is no power of two the compiler would keep the
+    halves in registers of their own and pack them between the GEMM's instructions.
+    """
+    for m in cutlass.range_constexpr(cute.size(target, mode=[1])):
+        for k in cutlass.range_constexpr(cute.size(target, mode=[2])):
+            values = source[None, m, k].load()
+            target[None, m, k].store(values.to(target.element_type))

@@ -30,7 +30,7 @@ def test_default_demo_is_correct() -> None:
     result = demo()
     assert result.exit_code == 0, result.output
     assert "correct    O and LSE are inside the tolerance, no hazards" in result.stdout
-    assert "20 visited (MMA FLOPs / FLOPs per tile), as planned; 12 skipped" in result.stdout
+    assert "tiles: 20 visited (MMA FLOPs / FLOPs per tile), as planned; 12 skipped" in result.stdout
     assert "WRONG" not in result.output
 
 
@@ -70,6 +70,52 @@ def test_a_kernel_that_drops_the_scale_is_wrong(monkeypatch: pytest.MonkeyPatch)
     assert "WRONG: LSE is outside the tolerance: max error" in result.stderr
     assert "OUTSIDE" in result.stdout
     assert "correct" not in result.stdout
+
+
+@BF16_128
+def test_demo_of_the_backward_is_correct() -> None:
+    result = demo(*SMALL, "--backward")
+    assert result.exit_code == 0, result.output
+    assert "correct    O, LSE, dQ, dK and dV are inside the tolerance, no hazards" in result.stdout
+    assert "kernel     BackwardSm90 for sm_90a" in result.stdout
+    # Tiles of 64 queries x 128 keys: three of the first keys, one of the last.
+    assert "backward   tiles: 4 visited (MMA FLOPs / FLOPs per tile), as planned" in result.stdout
+    assert "; 2 skipped" in result.stdout
+
+
+@BF16_128
+def test_json_reports_the_backward_by_itself() -> None:
+    result = demo(*SMALL, "--full", "--backward", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert list(found["deviations"]) == ["O", "LSE", "dQ", "dK", "dV"]
+    for deviation in found["deviations"].values():
+        assert 0 < deviation["max_error"] <= deviation["max_bound"]
+    backward = found["backward"]
+    assert backward["tiles"]["executed"] == backward["tiles"]["planned"] == 3 * 2
+    assert found["counters"]["ctas"] == 2  # the forward's alone
+    q_bytes, rows = 192 * 128 * 2, 192
+    # dK and dV in bf16; dQ in fp32 zeroed, added to for each of two key tiles, and in bf16.
+    statistics = 2 * rows * 4
+    assert backward["traffic"]["stored"] == 2 * q_bytes + 3 * 2 * q_bytes + q_bytes + statistics
+    assert found["seconds"].keys() == {"compile", "forward", "backward", "reference"}
+
+
+@BF16_128
+def test_a_backward_that_forgets_delta_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = EmulationSession.launch
+
+    def without_delta(self: EmulationSession, kernel: Any, operands: Any) -> None:
+        launch(self, kernel, operands)
+        if len(self.run.launches) == 2:  # after the forward and the preprocess
+            operands[5].zero_()
+
+    monkeypatch.setattr(EmulationSession, "launch", without_delta)
+    result = demo(*SMALL, "--backward")
+    assert result.exit_code == 1
+    assert "WRONG: dQ is outside the tolerance: max error" in result.stderr
+    assert "WRONG: dK is outside the tolerance: max error" in result.stderr
+    assert "dV is outside" not in result.stderr
 
 
 @BF16_128

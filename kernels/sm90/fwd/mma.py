@@ -1,9 +1,17 @@
-"""The consumer warpgroups: S = Q K^T, streaming softmax, O += P V."""
+"""The consumer warpgroups: S = Q K^T, streaming softmax, O += P V.
+
+A warpgroup keeps two GEMMs in flight: while its threads work on the softmax of block j, the tensor
+cores multiply P V of block j - 1.
+
+    S(0), softmax | S(j), PV(j-1) issued, S(j) awaited, softmax(j), PV(j-1) awaited, P(j) | PV(last)
+
+Source: FlashAttention-3, arXiv 2407.08608, section 3.2.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -14,7 +22,7 @@ from hopperflash.plan.config import ForwardConfig, POperand
 
 from ...common import softmax
 from ...common.block_range import BlockRange, Seqlens
-from ...common.layouts import mn_view, operand_a_view
+from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from .. import copies, wgmma
 from .storage import Pipelines, SmemTensors
@@ -44,10 +52,18 @@ class Fragments:
     tSrQ: cute.Tensor  # (MMA, MMA_M, MMA_K)
     tSrK: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
     tOrVt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
-    tOrP: Any  # (MMA, MMA_M, MMA_K) descriptors of sP, or None where P stays in registers
+    rP: cute.Tensor  # (MMA, MMA_M, MMA_K) probabilities in the input dtype
+    tOrP: cute.Tensor  # the operand of O += P V: rP, or descriptors of sP
     acc_O: cute.Tensor  # (MMA, MMA_M, MMA_N)
     stats: softmax.RowStats
     rescale: cute.Tensor  # (rows,)
+
+
+class KVStates(NamedTuple):
+    """Where a warpgroup is in the rings; K runs one block ahead of V."""
+
+    K: pipeline.PipelineState
+    V: pipeline.PipelineState
 
 
 @cute.jit
@@ -56,19 +72,21 @@ def mma(ctx: MmaContext):
 
     The blocks that need a mask come first, from the diagonal down; the rest run without one.
     """
-    fragments = make_fragments(ctx)
-    state_KV = pipeline.make_pipeline_state(
-        pipeline.PipelineUserType.Consumer, ctx.config.stages_kv
-    )
-    state_Q = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
-    if ctx.blocks.visited > 0:
-        ctx.pipelines.Q.consumer_wait(state_Q)
-    for n in cutlass.range(ctx.blocks.visited - ctx.blocks.unmasked):
-        n_block = ctx.blocks.visited - 1 - n
-        state_KV = one_key_block(ctx, fragments, state_KV, n_block, masked=True)
-    for n in cutlass.range(ctx.blocks.unmasked):
-        n_block = ctx.blocks.unmasked - 1 - n
-        state_KV = one_key_block(ctx, fragments, state_KV, n_block, masked=False)
+    fragments, blocks = make_fragments(ctx), ctx.blocks
+    if blocks.visited > 0:
+        states = first_key_block(ctx, fragments)
+        for n in cutlass.range(1, blocks.visited - blocks.unmasked, unroll=1):
+            n_block = blocks.visited - 1 - n
+            states = one_key_block(ctx, fragments, states, n_block, masked=True)
+        # The first block has been visited, whether it needed its mask or not.
+        unmasked = min(blocks.unmasked, blocks.visited - 1)
+        for n in cutlass.range(unmasked, unroll=1):
+            n_block = unmasked - 1 - n
+            states = one_key_block(ctx, fragments, states, n_block, masked=False)
+        # O += P V of the last block
+        multiply_values(ctx, fragments, states.V)
+        warpgroup.wait_group(0)
+        ctx.pipelines.V.consumer_release(states.V)
     return fragments.acc_O, fragments.stats
 
 
@@ -83,13 +101,16 @@ def make_fragments(ctx: MmaContext) -> Fragments:
     )
     acc_O.fill(0.0)
     rows = cute.size(mn_view(acc_O), mode=[0])
-    tOrP = None
+    acc_P = operand_a_view(scores_accumulator(ctx))
+    rP = cute.make_rmem_tensor_like(acc_P, smem.sQ.element_type)
+    tOrP = rP
     if smem.sP is not None:
         tOrP = wg_mma_O.make_fragment_A(wg_mma_O.partition_A(smem.sP))[None, None, None, 0]
     return Fragments(
         tSrQ=wg_mma_S.make_fragment_A(wg_mma_S.partition_A(smem.sQ))[None, None, None, 0],
         tSrK=wg_mma_S.make_fragment_B(wg_mma_S.partition_B(smem.sK)),
         tOrVt=wg_mma_O.make_fragment_B(wg_mma_O.partition_B(smem.sVt)),
+        rP=rP,
         tOrP=tOrP,
         acc_O=acc_O,
         stats=softmax.make_row_stats(rows),
@@ -97,69 +118,101 @@ def make_fragments(ctx: MmaContext) -> Fragments:
     )
 
 
+def scores_accumulator(ctx: MmaContext) -> cute.Tensor:
+    """An uninitialised accumulator of S: (MMA, MMA_M, MMA_N)."""
+    shape = ctx.mma_S.partition_shape_C((ctx.config.tile_m, ctx.config.tile_n))
+    return cute.make_rmem_tensor(shape, Float32)
+
+
+@cute.jit
+def first_key_block(ctx: MmaContext, fragments: Fragments):
+    """S and P of the last block, which may need a mask; no V has been multiplied yet."""
+    config, pipelines = ctx.config, ctx.pipelines
+    consumer = pipeline.PipelineUserType.Consumer
+    states = KVStates(
+        pipeline.make_pipeline_state(consumer, config.stages_kv),
+        pipeline.make_pipeline_state(consumer, config.stages_kv),
+    )
+    acc_S = scores_accumulator(ctx)
+    pipelines.Q.consumer_wait(pipeline.make_pipeline_state(consumer, 1))
+    multiply_keys(ctx, fragments, states.K, acc_S)
+    warpgroup.wait_group(0)
+    pipelines.K.consumer_release(states.K)
+    mask_block(ctx, acc_S, ctx.blocks.visited - 1)
+    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2)
+    store_probabilities(ctx, fragments, acc_S)
+    states.K.advance()
+    return states
+
+
 @cute.jit
 def one_key_block(
     ctx: MmaContext,
     fragments: Fragments,
-    state_KV: pipeline.PipelineState,
+    states: KVStates,
     n_block: Int32,
     masked: Constexpr[bool],
 ):
-    """Stream one K/V block through the row statistics and the output numerator."""
-    config, stage = ctx.config, state_KV.index
-    acc_S = cute.make_rmem_tensor(
-        ctx.mma_S.partition_shape_C((config.tile_m, config.tile_n)), Float32
-    )
-    ctx.pipelines.K.consumer_wait(state_KV)
-    # S = Q K^T
-    wgmma.gemm(
-        ctx.mma_S, acc_S, fragments.tSrQ, fragments.tSrK[None, None, None, stage], accumulate=False
-    )
-    warpgroup.wait_group(0)
-    ctx.pipelines.K.consumer_release(state_KV)
-
+    """S and P of a block, and behind its softmax the O += P V of the block before."""
+    acc_S = scores_accumulator(ctx)
+    multiply_keys(ctx, fragments, states.K, acc_S)
+    multiply_values(ctx, fragments, states.V)
+    warpgroup.wait_group(1)
+    ctx.pipelines.K.consumer_release(states.K)
     if cutlass.const_expr(masked):
-        mask_scores(
-            acc_S,
-            cute.make_identity_tensor((config.tile_m, config.tile_n)),
-            ctx.mma_S.get_slice(ctx.consumer_tidx),
-            ctx.mma_S.get_slice(0),
-            ctx.m_block * config.tile_m,
-            n_block * config.tile_n,
-            ctx.seqlens,
-            ctx.causal,
-        )
+        mask_block(ctx, acc_S, n_block)
     softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2)
-    softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
-    tOrP = probabilities_operand(ctx, fragments, acc_S)
-
-    ctx.pipelines.V.consumer_wait(state_KV)
-    # O += P V
-    wgmma.gemm(
-        ctx.mma_O,
-        fragments.acc_O,
-        tOrP,
-        fragments.tOrVt[None, None, None, stage],
-        accumulate=True,
-    )
+    # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
-    ctx.pipelines.V.consumer_release(state_KV)
-    state_KV.advance()
-    return state_KV
+    ctx.pipelines.V.consumer_release(states.V)
+    softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
+    store_probabilities(ctx, fragments, acc_S)
+    states.K.advance()
+    states.V.advance()
+    return states
 
 
 @cute.jit
-def probabilities_operand(ctx: MmaContext, fragments: Fragments, acc_S: cute.Tensor):
+def multiply_keys(
+    ctx: MmaContext, fragments: Fragments, state_K: pipeline.PipelineState, acc_S: cute.Tensor
+):
+    """Issue S = Q K^T."""
+    ctx.pipelines.K.consumer_wait(state_K)
+    tSrK = fragments.tSrK[None, None, None, state_K.index]
+    wgmma.gemm(ctx.mma_S, acc_S, fragments.tSrQ, tSrK, accumulate=False)
+
+
+@cute.jit
+def multiply_values(ctx: MmaContext, fragments: Fragments, state_V: pipeline.PipelineState):
+    """Issue O += P V."""
+    ctx.pipelines.V.consumer_wait(state_V)
+    tOrVt = fragments.tOrVt[None, None, None, state_V.index]
+    wgmma.gemm(ctx.mma_O, fragments.acc_O, fragments.tOrP, tOrVt, accumulate=True)
+
+
+@cute.jit
+def mask_block(ctx: MmaContext, acc_S: cute.Tensor, n_block: Int32):
+    """Scores of keys that a row does not see become -inf."""
+    config = ctx.config
+    mask_scores(
+        acc_S,
+        cute.make_identity_tensor((config.tile_m, config.tile_n)),
+        ctx.mma_S.get_slice(ctx.consumer_tidx),
+        ctx.mma_S.get_slice(0),
+        ctx.m_block * config.tile_m,
+        n_block * config.tile_n,
+        ctx.seqlens,
+        ctx.causal,
+    )
+
+
+@cute.jit
+def store_probabilities(ctx: MmaContext, fragments: Fragments, acc_P: cute.Tensor):
     """P in the input dtype as the A operand of O += P V: in registers, or in its rows of sP."""
-    dtype = ctx.smem.sQ.element_type
-    acc_P = operand_a_view(acc_S)
-    rP = cute.make_rmem_tensor_like(acc_P, dtype)
-    rP.store(acc_P.load().to(dtype))
-    tOrP = rP
+    rP = fragments.rP
+    convert_operand_a(operand_a_view(acc_P), rP)
     if cutlass.const_expr(ctx.config.p_operand is POperand.SHARED):
         copies.store_accumulator(ctx.mma_S, rP, ctx.smem.sP[None, None, 0], ctx.consumer_tidx)
         # wgmma reads through the async proxy; a warp's rows of A are written by that warp alone.
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-        tOrP = fragments.tOrP
-    return tOrP

@@ -19,7 +19,6 @@ def run(*arguments: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--backward"], "backward kernels yet: they come next"),
         (["--arch", "sm_75"], "unknown arch 'sm_75'"),
         (["--arch", "cpu"], "arch 'cpu' is no GPU"),
         (["--schedule", "hasty"], "give one of eager, lazy, random"),
