@@ -21,7 +21,7 @@ from hopperflash.plan.config import BackwardConfigSm80, POperand
 
 from ...common import gradients, turns
 from ...common.key_tile import KeyTile
-from ...common.layouts import mn_view, operand_a_view
+from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
 from .. import copies, cp_async
 from ..mma import gemm, smem_operand, transposed
@@ -251,7 +251,7 @@ def multiply_scores(
     if cutlass.const_expr(ctx.config.p_operand is POperand.REGISTERS):
         view = operand_a_view(acc_St)
         operand = cute.make_rmem_tensor_like(view, sX.element_type)
-        operand.store(view.load().to(sX.element_type))
+        convert_operand_a(view, operand)
         gemm(mma, acc, operand, Xt.fragment, None, (Xt, stage))
     else:
         copies.store_converted(mma, acc_St, ctx.smem.sSt[None, None, 0], tidx)

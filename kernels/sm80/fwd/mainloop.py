@@ -13,7 +13,7 @@ from hopperflash.plan.config import ForwardConfigSm80
 
 from ...common import softmax
 from ...common.block_range import BlockRange, Seqlens
-from ...common.layouts import mn_view, operand_a_view
+from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from .. import cp_async
 from ..mma import SmemOperand, gemm, load_fragment, smem_operand, transposed
@@ -149,7 +149,7 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
     softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
     acc_P = operand_a_view(acc_S)
     tOrP = cute.make_rmem_tensor_like(acc_P, ctx.smem.sV.element_type)
-    tOrP.store(acc_P.load().to(tOrP.element_type))
+    convert_operand_a(acc_P, tOrP)
 
     cute.arch.cp_async_wait_group(2 * (stages - 1))
     cute.arch.sync_threads()
