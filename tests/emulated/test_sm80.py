@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 
 import hopperflash
 from hopperflash.plan.tiles import padded_head_dim
