@@ -70,13 +70,13 @@ def _all() -> Iterator[KernelSpec]:
 
 def _params() -> list[Any]:
     sampled = _sampled()
-    rest = [spec for spec in _all() if spec not in set(sampled)]
     return [
-        *(pytest.param(spec, id=_id(spec), marks=_group(spec)) for spec in sampled),
-        *(
-            pytest.param(spec, id=_id(spec), marks=[_group(spec), pytest.mark.slow])
-            for spec in rest
-        ),
+        pytest.param(
+            spec,
+            id=_id(spec),
+            marks=[_group(spec), *([] if spec in sampled else [pytest.mark.slow])],
+        )
+        for spec in dict.fromkeys([*sampled, *_all()])
     ]
 
 

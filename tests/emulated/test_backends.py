@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hopperflash
 from hopperflash import InvalidArgument, UnsupportedProblem
+from tests.support.cases import check_forward
 from tests.support.gradient_cases import BackwardCase, check_backward
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("backends")]
@@ -26,9 +27,10 @@ def _attention(backend: str) -> Any:
 
 
 def _check_everywhere(case: BackwardCase, schedule: str, seed: int) -> None:
-    """Gradients (and so outputs and LSE) of one problem by every backend, by the tolerance rule."""
+    """Results and gradients of one problem by every backend, by the tolerance rule."""
     for backend, arch in PLACES:
         with hopperflash.emulate(arch, schedule=schedule, seed=seed) as run:
+            check_forward(case, _attention(backend), seed=seed)
             check_backward(case, _attention(backend), seed=seed)
         assert run.hazards == []
         assert all(backend in info.kernel_name or "process" in info.kernel_name
@@ -98,7 +100,7 @@ def test_a_backend_is_asked_for_by_context_and_by_call() -> None:
 
 def test_what_the_asked_for_backend_cannot_do_is_refused() -> None:
     operands = _operands()
-    with pytest.raises(UnsupportedProblem, match="sm80: arch cpu has no mma.sync"):
+    with pytest.raises(UnsupportedProblem, match=r"sm80: arch cpu has no mma\.sync"):
         hopperflash.flash_attn_func(*operands, backend="sm80")
     with hopperflash.emulate("sm_80"):
         with pytest.raises(UnsupportedProblem, match="sm90: arch sm_80 has no wgmma"):

@@ -20,7 +20,7 @@ ARCH_OF = {"bf16": "sm_80", "fp16": "sm_86"}
 
 
 def _params(cases: Sequence[Case]) -> list[Any]:
-    """Every case in one of the schedules; compiling costs most, so half the kernels are for later."""
+    """Every case in one schedule; compiling costs most, so half of the kernels are slow tests."""
     return [
         pytest.param(
             case,
