@@ -9,6 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
+from .softmax import scaled_exp2
+
 
 @cute.jit
 def probabilities(
@@ -21,8 +23,7 @@ def probabilities(
     for c in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[1])):
         lse_log2 = sLSE[tScSt_mn[0, c][1]]
         for r in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[0])):
-            exponent = acc_St_mn[r, c] * scale_log2 - lse_log2
-            acc_St_mn[r, c] = cute.math.exp2(exponent, fastmath=True)
+            acc_St_mn[r, c] = scaled_exp2(acc_St_mn[r, c], scale_log2, -lse_log2)
 
 
 @cute.jit

@@ -7,7 +7,7 @@ the exponent.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -51,12 +51,23 @@ def online_step(
         # A row that has seen no key yet, or only scores of -inf: -inf - -inf would be NaN.
         row_max = Float32(0.0) if row_max == -Float32.inf else row_max
         row_max_scaled = row_max * scale_log2
-        probabilities = cute.math.exp2(scores * scale_log2 - row_max_scaled, fastmath=True)
-        rescale[r] = cute.math.exp2(row_max_old * scale_log2 - row_max_scaled, fastmath=True)
+        probabilities = scaled_exp2(scores, scale_log2, -row_max_scaled)
+        rescale[r] = scaled_exp2(row_max_old, scale_log2, -row_max_scaled)
         stats.row_sum[r] = probabilities.reduce(
             cute.ReductionOp.ADD, stats.row_sum[r] * rescale[r], 0
         )
         acc_S_mn[r, None].store(probabilities)
+
+
+def scaled_exp2(x: Any, scale: Any, offset: Any) -> Any:
+    """2^(x * scale + offset), elementwise, with one rounding before the exponential.
+
+    Written as a fused multiply-add, since the compiler would make one of it anyway. The rounding of
+    an offset that all of a row shares cancels in P / row_sum.
+    """
+    if isinstance(x, cute.TensorSSA):
+        scale, offset = cute.full_like(x, scale), cute.full_like(x, offset)
+    return cute.math.exp2(cute.math.fma(x, scale, offset), fastmath=True)
 
 
 @cute.jit

@@ -88,7 +88,7 @@ def test_a_fault_everywhere_is_noticed(fault: mutants.Fault) -> None:
         # consumer warp releases the Q of a tile, for which the producer waits first, after its dO.
         (mutants.MBARRIER_WAIT, 2),
         (mutants.MBARRIER_ARRIVE, 0),
-        # Those around a turn order additions of different CTAs: the emulator has one at a time.
+        # Those around a turn: the emulator knows the proxies of shared memory only.
         (mutants.PROXY_FENCE, 2),
         # The epilogue's first: all GEMMs that read K or V are complete at the last hand-over of dQ.
         pytest.param(

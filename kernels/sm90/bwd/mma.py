@@ -20,11 +20,11 @@ from cutlass.cute.nvgpu import warpgroup
 from hopperflash.plan.config import BackwardConfig, POperand
 
 from ...common import gradients
-from ...common.key_tile import KeyTile
-from ...common.layouts import mn_view, operand_a_view
+from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
 from .. import copies, wgmma
 from .storage import Barrier, Pipelines, SmemTensors
+from .tiles import KeyTile
 
 
 @dataclass(frozen=True)
@@ -271,5 +271,5 @@ def to_operand(acc: cute.Tensor, dtype: Constexpr[type[cutlass.Numeric]]):
     """An accumulator in the input dtype, as A fragments of the next GEMM."""
     view = operand_a_view(acc)
     operand = cute.make_rmem_tensor_like(view, dtype)
-    operand.store(view.load().to(dtype))
+    convert_operand_a(view, operand)
     return operand

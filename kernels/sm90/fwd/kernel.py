@@ -12,7 +12,7 @@ Pipelines (full and empty mbarriers a stage), producer -> consumers:
 
 Timeline of a CTA with two stages, key blocks j = n-1 .. 0:
     load    Q K(n-1) V(n-1) K(n-2) V(n-2) | K(n-3) waits for S(n-1) | V(n-3) for PV(n-1) | ...
-    mma     wait Q | wait K(j), S = Q K^T, mask on the boundary, softmax, wait V(j), O += P V
+    mma     S(n-1), softmax | S(j) and PV(j+1) in flight, mask on the boundary, softmax(j) | PV(0)
 """
 
 from __future__ import annotations
