@@ -63,11 +63,9 @@ def test_the_unbroken_kernels_pass(kernel, monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "fault"),
     [
-        *(
-            pytest.param("ForwardSm80", fault, marks=LATER if fault == "syncthreads" else [])
-            for fault in FAULTS
-        ),
-        *(("BackwardSm80", fault) for fault in FAULTS | TURNS),
+        pytest.param(kernel, fault, marks=LATER if fault == "syncthreads" else [])
+        for kernel, faults in (("ForwardSm80", FAULTS), ("BackwardSm80", FAULTS | TURNS))
+        for fault in faults
     ],
 )
 def test_a_fault_everywhere_is_noticed(kernel, fault, monkeypatch):
