@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hopperflash.api import explain, flash_attn_func, make_plan, supports
     from hopperflash.errors import InvalidArgument, UnsupportedProblem
     from hopperflash.runtime.emulation import emulate
+    from hopperflash.runtime.preference import use_backend
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "flash_attn_func",
     "make_plan",
     "supports",
+    "use_backend",
 ]
 
 _HOMES = {
@@ -37,6 +39,7 @@ _HOMES = {
     "flash_attn_func": "api",
     "make_plan": "api",
     "supports": "api",
+    "use_backend": "runtime.preference",
 }
 _SUBPACKAGES = {"analysis", "emulator"}
 

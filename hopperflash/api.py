@@ -10,7 +10,7 @@ from hopperflash import ops, plan
 from hopperflash.errors import HopperflashError
 from hopperflash.plan import ArchSpec, LaunchPlan, Support
 from hopperflash.problem import AttnOptions, AttnProblem, Direction, build_problem
-from hopperflash.runtime import device, tensors
+from hopperflash.runtime import device, preference, tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,6 +46,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
     return_attn_probs: bool = False,
     *,
     return_lse: bool = False,
+    backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, softmax(scale * Q K^T + mask) V, on GPU tensors or CPU tensors.
 
@@ -59,18 +60,17 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         softmax_scale: default 1 / sqrt(head_dim).
         causal: query i sees key j iff j <= i + seqlen_k - seqlen_q (bottom-right aligned).
         window_size: (left, right), inclusive: query i sees key j iff
-            i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right; -1 or None is
-            unbounded.
+            i + seqlen_k - seqlen_q - left <= j <= i + seqlen_k - seqlen_q + right; -1 is unbounded.
         softcap: scores become softcap * tanh(scores / softcap) where positive.
         dropout_p, alibi_slopes, return_attn_probs: for FlashAttention-2's signature; refused
             unless at their defaults.
         deterministic: gradients equal bit for bit between runs.
         return_lse: also return the log-sum-exp.
+        backend: "sm90", "sm80" or "cpu"; default that of `use_backend`, or the first able one.
 
     Returns:
         out (batch, seqlen_q, heads_q, head_dim_v) in the dtype of q; with `return_lse` also the
-        natural-log LSE (batch, heads_q, seqlen_q) in fp32. A row that sees no key has out 0 and
-        LSE -inf.
+        natural-log LSE (batch, heads_q, seqlen_q) in fp32. A row without keys: out 0, LSE -inf.
 
     Raises:
         InvalidArgument: the arguments do not make an attention problem; lists every reason.
@@ -87,6 +87,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
+        backend=backend,
     )
     out, lse = ops.attention(launch_plan, *operands)
     return (out, lse) if return_lse else out
@@ -99,15 +100,17 @@ def supports(
     *,
     arch: str | None = None,
     direction: Direction = "forward",
+    backend: str | None = None,
     **options: Unpack[AttnKeywords],
 ) -> Support:
     """Whether `flash_attn_func` takes these arguments, and every reason where it does not.
 
-    `arch`, such as "sm_90a", defaults to that of the tensors' device.
+    `arch`, such as "sm_90a", defaults to that of the tensors' device; with `backend` only that one
+    is asked.
     """
     try:
-        problem, spec = _problem(q, k, v, arch, **options)
-        return plan.supports(problem, spec, direction)
+        problem, spec, backend = _problem(q, k, v, arch, backend, **options)
+        return plan.supports(problem, spec, direction, backend)
     except HopperflashError as refused:
         return Support(False, refused.reasons or (refused.headline,))
 
@@ -119,6 +122,7 @@ def make_plan(
     *,
     arch: str | None = None,
     direction: Direction = "forward",
+    backend: str | None = None,
     **options: Unpack[AttnKeywords],
 ) -> LaunchPlan:
     """What `flash_attn_func` would run, as data: backend, kernels, tiles, grid, copies and why.
@@ -126,8 +130,8 @@ def make_plan(
     Only shapes, dtypes, strides and alignment of the tensors are read. Raises as
     `flash_attn_func` does.
     """
-    problem, spec = _problem(q, k, v, arch, **options)
-    return plan.make_plan(problem, spec, direction)
+    problem, spec, backend = _problem(q, k, v, arch, backend, **options)
+    return plan.make_plan(problem, spec, direction, backend)
 
 
 def explain(
@@ -137,17 +141,22 @@ def explain(
     *,
     arch: str | None = None,
     direction: Direction = "forward",
+    backend: str | None = None,
     **options: Unpack[AttnKeywords],
 ) -> str:
     """The plan of `make_plan` with its reasons and arithmetic, for people."""
-    return plan.explain(make_plan(q, k, v, arch=arch, direction=direction, **options))
+    return plan.explain(
+        make_plan(q, k, v, arch=arch, direction=direction, backend=backend, **options)
+    )
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, arch: str | None, **options: Any
-) -> tuple[AttnProblem, ArchSpec]:
+    q: Tensor, k: Tensor, v: Tensor, arch: str | None, backend: str | None, **options: Any
+) -> tuple[AttnProblem, ArchSpec, str | None]:
+    """The problem, the architecture to plan for, and the backend that was asked for, if one was."""
     alibi = options.pop("alibi_slopes", None) is not None
     options.pop("return_lse", None)  # the LSE is always computed
     q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.accept(q=q, k=k, v=v))
     problem = build_problem(q_facts, k_facts, v_facts, AttnOptions(alibi=alibi, **options))
-    return problem, device.target_arch(q.device, arch)
+    backend = backend or preference.preferred()
+    return problem, device.target_arch(q.device, arch, backend), backend

@@ -72,12 +72,14 @@ class _KernelAttention(torch.autograd.Function):
             [(name, facts(operands[name])) for name in ("q", "k", "v", "dout", "out")],
             needed,
         )
-        plan = make_plan(problem, ctx.plan.arch, "backward")
+        plan = make_plan(problem, ctx.plan.arch, "backward", ctx.plan.requested)
         with torch.no_grad():
             gradients = execute(plan, operands, ctx.session)
         if torch.is_grad_enabled():  # create_graph: a second derivative may be asked for
             inputs = (q, k, v, *(x for x in (dout, dlse) if x is not None))
-            guarded = _FirstOrderOnly.apply(len(needed), *(gradients[n] for n in needed), *inputs)  # type: ignore[no-untyped-call]
+            guarded = _FirstOrderOnly.apply(  # type: ignore[no-untyped-call]
+                len(needed), *(gradients[name] for name in needed), *inputs
+            )
             gradients = dict(zip(needed, guarded, strict=True))
         return None, *(gradients.get(name) for name in GRADIENTS)
 

@@ -36,7 +36,7 @@ def demo(options: DemoOptions) -> None:
 
     With --backward also dQ, dK and dV, from random gradients of O and of the LSE.
 
-    Without a GPU the sm_90a kernels are compiled and executed in the emulator. Exits 0 only if all
+    Without a GPU the kernels of --arch are compiled and run in the emulator. Exits 0 only if all
     results are inside the tolerance and no hazard was seen, 1 if not, 2 if refused.
     """
     with stages() as progress:

@@ -63,7 +63,7 @@ def _part_data(part: Part) -> dict[str, Any]:
         "traffic": part.traffic,
         "materialized_traffic": part.materialized,
         "useful_flops": part.useful_flops,
-        "wgmma_flops": part.executed_flops,
+        "mma_flops": part.executed_flops,
         "counters": part.counters,
     }
 
@@ -120,9 +120,9 @@ def _work(part: Part) -> list[tuple[str, str]]:
     if executed is None:
         return [(label, f"{tiles.planned} tiles planned, {tiles.skipped} skipped")]
     agreement = "as planned" if tiles.agree else f"but {tiles.planned} planned"
-    visited = f"{tiles.executed:g} visited (wgmma FLOPs / FLOPs per tile), {agreement}"
+    visited = f"{tiles.executed:g} visited (MMA FLOPs / FLOPs per tile), {agreement}"
     share = f"{useful:,} useful ({100 * useful / executed:.1f} %)" if executed else "none useful"
     return [
         (label, f"tiles: {visited}; {tiles.skipped} skipped"),
-        ("", f"FLOPs: {executed:,} by wgmma, {share}"),
+        ("", f"FLOPs: {executed:,} by MMA, {share}"),
     ]

@@ -17,8 +17,9 @@ from hopperflash.cli.inputs import Inputs
 from hopperflash.cli.output import Stages
 from hopperflash.emulator import EmulationRun
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
-from hopperflash.plan import BackwardConfig, ForwardConfig, LaunchPlan, arch_of
+from hopperflash.plan import ForwardConfig, ForwardConfigSm80, LaunchPlan, arch_of
 from hopperflash.plan.block_range import Tiling, block_totals, query_block_totals
+from hopperflash.plan.config import MainConfig
 from hopperflash.problem import Direction
 from hopperflash.runtime.compile import compile_kernel
 from hopperflash.runtime.emulation import emulate
@@ -27,7 +28,7 @@ from hopperflash.tolerance import Deviation
 
 @dataclass(frozen=True)
 class Tiles:
-    """Score tiles over all heads; `executed` follows from the wgmma FLOPs, None on a GPU."""
+    """Score tiles over all heads; `executed` follows from the MMA FLOPs, None on a GPU."""
 
     planned: int
     skipped: int
@@ -68,20 +69,20 @@ class Part:
 
     @property
     def executed_flops(self) -> int | None:
-        """What the tensor cores did."""
-        return None if self.counters is None else self.counters["wgmma_flops"]
+        """What the tensor cores did, by wgmma or mma.sync."""
+        if self.counters is None:
+            return None
+        return self.counters["wgmma_flops"] + self.counters["mma_flops"]
 
     @property
     def tiles(self) -> Tiles:
         """Score tiles planned, skipped and executed, of the kernel that has them."""
         problem = self.plan.problem
         (config,) = (
-            call.spec.config
-            for call in self.plan.calls
-            if isinstance(call.spec.config, ForwardConfig | BackwardConfig)
+            call.spec.config for call in self.plan.calls if isinstance(call.spec.config, MainConfig)
         )
         tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
-        if isinstance(config, ForwardConfig):
+        if isinstance(config, ForwardConfig | ForwardConfigSm80):
             totals = block_totals(problem.mask, tiling)
             columns = config.head_dim + config.head_dim_v
         else:

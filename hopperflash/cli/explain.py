@@ -22,6 +22,7 @@ class ExplainOptions(SizeOptions):
     softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
     arch: Annotated[str, flag("Target, such as sm_90a, sm_80 or cpu.")] = "sm_90a"
     direction: Annotated[str, flag("forward or backward.")] = "forward"
+    backend: Annotated[str | None, flag("sm90, sm80 or cpu; by default the first able one.")] = None
     json: Annotated[bool, flag("Print the plan as JSON.", "--json")] = False
 
 
@@ -51,7 +52,7 @@ def plan_of(options: ExplainOptions) -> plan.LaunchPlan:
     )
     v_shape = (*sizes.k_shape[:3], options.head_dim_v or sizes.head_dim)
     problem = build_problem(facts(sizes.q_shape), facts(sizes.k_shape), facts(v_shape), attention)
-    return plan.make_plan(problem, arch, cast(Direction, options.direction))
+    return plan.make_plan(problem, arch, cast(Direction, options.direction), options.backend)
 
 
 def window_of(text: str | None) -> tuple[int, int]:

@@ -1,10 +1,13 @@
 """How it is to be computed: kernels, tiles and launches as data, free of torch and cutlass."""
 
 from hopperflash.plan.arch import ARCHS, ArchSpec, arch_of, arch_of_capability
+from hopperflash.plan.backends import checked_name
 from hopperflash.plan.config import (
     BackwardConfig,
+    BackwardConfigSm80,
     Config,
     ForwardConfig,
+    ForwardConfigSm80,
     POperand,
     PostprocessConfig,
     PreprocessConfig,
@@ -25,10 +28,12 @@ __all__ = [
     "ARCHS",
     "ArchSpec",
     "BackwardConfig",
+    "BackwardConfigSm80",
     "Buffer",
     "Config",
     "Copy",
     "ForwardConfig",
+    "ForwardConfigSm80",
     "KernelCall",
     "KernelRef",
     "KernelSpec",
@@ -39,6 +44,7 @@ __all__ = [
     "Support",
     "arch_of",
     "arch_of_capability",
+    "checked_name",
     "explain",
     "make_plan",
     "supports",

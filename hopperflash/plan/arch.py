@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hopperflash.errors import InvalidArgument
 
 KIB = 1024
+# Its only member is listed, and its instructions are not its successors'.
+HOPPER_MAJOR = 9
 
 AMPERE_FEATURES = frozenset({"mma_sync", "cp_async"})
 HOPPER_FEATURES = AMPERE_FEATURES | {"tma", "wgmma", "setmaxnreg"}
@@ -72,11 +74,23 @@ def arch_of(name: str) -> ArchSpec:
 def arch_of_capability(capability: tuple[int, int]) -> ArchSpec:
     """The target of a GPU by its compute capability, such as (9, 0).
 
-    Raises `InvalidArgument` for one that is not in `ARCHS`.
+    Raises `InvalidArgument` below 8.0, and for a generation that is not in `ARCHS`. An unlisted
+    member of a listed generation takes code for that generation's first, which it can execute, and
+    the least shared memory of all.
     """
-    for arch in ARCHS[1:]:
-        if arch.compute_capability == tuple(capability):
+    major, minor = capability
+    generation = [arch for arch in ARCHS[1:] if arch.compute_capability[0] == major]
+    for arch in generation:
+        if arch.compute_capability == (major, minor):
             return arch
+    if generation and major != HOPPER_MAJOR:
+        return replace(
+            generation[0],
+            name=generation[0].name.removesuffix("a"),
+            compute_capability=(major, minor),
+            smem_bytes_per_block=min(arch.smem_bytes_per_block for arch in ARCHS[1:]),
+            smem_bytes_per_sm=min(arch.smem_bytes_per_sm for arch in ARCHS[1:]),
+        )
     known = ", ".join(arch.name for arch in ARCHS[1:])
-    found = "{}.{}".format(*capability)
-    raise InvalidArgument(f"no target for compute capability {found}: known are {known}")
+    why = "the kernels need 8.0 or newer" if (major, minor) < (8, 0) else "no target for it"
+    raise InvalidArgument(f"compute capability {major}.{minor}: {why}; known are {known}")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from hopperflash.plan import sm90
+from hopperflash.errors import InvalidArgument
 from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.family import KernelFamily
 from hopperflash.plan.launch_plan import Steps
+from hopperflash.plan.sm80 import SM80
+from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.support import Support
 from hopperflash.problem import AttnProblem, Direction
+
+Asked = Callable[[AttnProblem, ArchSpec, Direction], Support]
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Backend:
 
     name: str
     summary: str
-    supports: Callable[[AttnProblem, ArchSpec, Direction], Support]
+    supports: Asked
     steps: Callable[[AttnProblem, ArchSpec, Direction], Steps]
 
 
@@ -36,16 +42,14 @@ def unimplemented(problem: AttnProblem) -> list[str]:
     return reasons
 
 
-def _sm90_supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
-    answer = sm90.supports(problem, arch, direction)
-    return Support.unless([*answer.reasons, *unimplemented(problem)])
+def _kernels(family: KernelFamily[Any, Any]) -> Asked:
+    """What a kernel family supports, less what no backend honours."""
 
+    def supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
+        answer = family.supports(problem, arch, direction)
+        return Support.unless([*answer.reasons, *unimplemented(problem)])
 
-def _sm80_supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
-    reasons = ["its kernels are not written yet"]
-    if "mma_sync" not in arch.features:
-        reasons.append(f"arch {arch.name} has no mma.sync")
-    return Support.unless([*reasons, *unimplemented(problem)])
+    return supports
 
 
 def _cpu_supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
@@ -62,7 +66,15 @@ def _no_kernels(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> S
 
 
 BACKENDS = (
-    Backend("sm90", "wgmma and TMA, warp-specialised", _sm90_supports, sm90.steps),
-    Backend("sm80", "mma.sync and cp.async", _sm80_supports, _no_kernels),
+    Backend("sm90", "wgmma and TMA, warp-specialised", _kernels(SM90), SM90.steps),
+    Backend("sm80", "mma.sync and cp.async", _kernels(SM80), SM80.steps),
     Backend("cpu", "exact streaming attention in torch", _cpu_supports, _no_kernels),
 )
+
+
+def checked_name(name: str) -> str:
+    """`name`, which must be that of a backend; `InvalidArgument` lists them where it is not."""
+    names = [backend.name for backend in BACKENDS]
+    if name not in names:
+        raise InvalidArgument(f"unknown backend {name!r}: give one of {', '.join(names)}")
+    return name

@@ -1,4 +1,7 @@
-"""What a configuration takes of the machine: shared memory by region, registers by phase."""
+"""What a Hopper configuration takes of the machine: shared memory by region, registers by phase.
+
+The records serve `budget_sm80` too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import WARPGROUP_THREADS, BackwardConfig, ForwardConfig, POperand
 
 # The kernels that have a budget: the others are bound by memory and use neither to speak of.
-MainConfig = ForwardConfig | BackwardConfig
+ConfigSm90 = ForwardConfig | BackwardConfig
 
 # TMA with 128-byte swizzle wants 1024-byte aligned tiles, and so a block's memory as a whole.
 TILE_ALIGNMENT = 1024
@@ -20,7 +23,7 @@ FP32_BYTES = 4
 
 SETMAXNREG_STEP = 8
 SETMAXNREG_MAX = 256
-# Row statistics, addresses, barriers and loop state beside the fragments, per consumer thread.
+# Row statistics, addresses, barriers and loop state beside the fragments, per thread.
 REGISTER_OVERHEAD = 24
 
 
@@ -38,14 +41,15 @@ class SharedMemoryBudget:
     """Dynamic shared memory per CTA: its regions in the order of the kernel's struct."""
 
     regions: tuple[Region, ...]
+    alignment: int = TILE_ALIGNMENT
 
     @property
     def total(self) -> int:
-        """Bytes with every region at its alignment, and the whole rounded up to a tile's."""
+        """Bytes with every region at its alignment, and the whole rounded up to `alignment`."""
         end = 0
         for region in self.regions:
             end = _round_up(end, region.alignment) + region.size
-        return _round_up(end, TILE_ALIGNMENT)
+        return _round_up(end, self.alignment)
 
     def __getitem__(self, name: str) -> int:
         """Bytes of the region called `name`, without padding."""
@@ -57,7 +61,7 @@ class SharedMemoryBudget:
 
 @dataclass(frozen=True)
 class RegisterPhase:
-    """What a consumer thread holds at one time, beside `REGISTER_OVERHEAD`."""
+    """What a thread that computes holds at one time, beside `REGISTER_OVERHEAD`."""
 
     name: str
     fragments: tuple[tuple[str, int], ...]
@@ -77,13 +81,11 @@ class RegisterPhase:
 
 @dataclass(frozen=True)
 class RegisterBudget:
-    """32-bit registers per consumer thread, and per CTA what the roles claim of the pool."""
+    """32-bit registers of a thread that computes."""
 
     phases: tuple[RegisterPhase, ...]
     overhead: int
     limit: int
-    claimed: int
-    pool: int
 
     @property
     def peak(self) -> RegisterPhase:
@@ -92,18 +94,26 @@ class RegisterBudget:
 
     @property
     def total(self) -> int:
-        """Registers a consumer thread needs; `limit` is what it may have."""
+        """Registers the thread needs; `limit` is what it may have."""
         return self.peak.total + self.overhead
 
 
-def shared_memory(config: MainConfig, itemsize: int) -> SharedMemoryBudget:
+@dataclass(frozen=True)
+class RoleRegisterBudget(RegisterBudget):
+    """Registers of a consumer thread, and per CTA what the roles claim of the pool."""
+
+    claimed: int
+    pool: int
+
+
+def shared_memory(config: ConfigSm90, itemsize: int) -> SharedMemoryBudget:
     """Shared memory of a configuration for operands of `itemsize` bytes."""
     if isinstance(config, ForwardConfig):
         return SharedMemoryBudget(_forward_regions(config, itemsize))
     return SharedMemoryBudget(_backward_regions(config, itemsize))
 
 
-def registers(config: MainConfig, arch: ArchSpec) -> RegisterBudget:
+def registers(config: ConfigSm90, arch: ArchSpec) -> RoleRegisterBudget:
     """Registers of a configuration.
 
     The pool is what the CTA is launched with: every thread gets the same count, rounded down to
@@ -115,7 +125,7 @@ def registers(config: MainConfig, arch: ArchSpec) -> RegisterBudget:
         phases = _backward_phases(config)
     consumers = config.consumer_warpgroups * config.registers_consumer
     at_launch = arch.registers_per_sm // config.threads // SETMAXNREG_STEP * SETMAXNREG_STEP
-    return RegisterBudget(
+    return RoleRegisterBudget(
         phases=phases,
         overhead=REGISTER_OVERHEAD,
         limit=min(config.registers_consumer, arch.max_registers_per_thread),
@@ -185,7 +195,7 @@ def _backward_phases(config: BackwardConfig) -> tuple[RegisterPhase, ...]:
     )
 
 
-def _accumulator(rows: int, columns: int, config: MainConfig) -> int:
+def _accumulator(rows: int, columns: int, config: ConfigSm90) -> int:
     """fp32 registers per thread of a tile that all consumer warpgroups share."""
     return rows * columns // (WARPGROUP_THREADS * config.consumer_warpgroups)
 

@@ -7,6 +7,8 @@ from enum import Enum
 
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64  # rows of an instruction, so of a warpgroup
+MMA_ROWS = 16  # of an mma.sync, so of a warp
+WARP_THREADS = 32
 LANES_PER_ROW = 8  # of the kernels around a backward: 16-byte loads along a row
 
 
@@ -114,4 +116,71 @@ class PostprocessConfig:
         return self.threads // LANES_PER_ROW
 
 
-Config = ForwardConfig | BackwardConfig | PreprocessConfig | PostprocessConfig
+@dataclass(frozen=True)
+class ForwardConfigSm80:
+    """An Ampere forward kernel: all warps load and compute, stacked along the query rows.
+
+    K and V have `stages_kv` (2 or more) cp.async stages; `q_in_registers` keeps Q's fragments in
+    registers over all keys.
+    """
+
+    tile_m: int
+    tile_n: int
+    head_dim: int
+    head_dim_v: int
+    warps: int
+    stages_kv: int = 2
+    q_in_registers: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return WARP_THREADS * self.warps
+
+
+@dataclass(frozen=True)
+class BackwardConfigSm80:
+    """An Ampere backward kernel: a CTA keeps `tile_n` keys and streams query tiles.
+
+    S^T, dP^T, dV and dK have keys as their rows. `key_warps` of the `warps` are stacked along those
+    rows and the others split the columns; only where all are stacked can P^T and dS^T be operands
+    from registers. Q and dO have `stages` (2 or more) cp.async stages.
+    """
+
+    tile_m: int
+    tile_n: int
+    head_dim: int
+    head_dim_v: int
+    warps: int
+    key_warps: int
+    stages: int = 2
+    deterministic: bool = False
+    gradients: tuple[str, ...] = ("dq", "dk", "dv")
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return WARP_THREADS * self.warps
+
+    @property
+    def p_operand(self) -> POperand:
+        """Where dV += P^T dO and dK += dS^T Q read their first operand from."""
+        return POperand.REGISTERS if self.key_warps == self.warps else POperand.SHARED
+
+    @property
+    def key_shares(self) -> int:
+        """Into how many parts warps split the columns of S^T, dV and dK."""
+        return self.warps // self.key_warps
+
+    @property
+    def query_warps(self) -> int:
+        """Warps along the rows of dQ; the others split its columns."""
+        return min(self.warps, self.tile_m // MMA_ROWS)
+
+    def needs(self, gradient: str) -> bool:
+        """Whether the kernel computes "dq", "dk" or "dv"."""
+        return gradient in self.gradients
+
+
+MainConfig = ForwardConfig | BackwardConfig | ForwardConfigSm80 | BackwardConfigSm80
+Config = MainConfig | PreprocessConfig | PostprocessConfig

@@ -66,9 +66,11 @@ def _backends(plan: LaunchPlan) -> Iterator[str]:
     summaries = {backend.name: backend.summary for backend in BACKENDS}
     for name, answer in plan.answers:
         if name == plan.backend:
-            yield f"{name:<6}taken: {summaries[name]}"
+            asked = ", as asked for" if plan.requested else ""
+            yield f"{name:<6}taken{asked}: {summaries[name]}"
         elif answer:
-            yield f"{name:<6}able too, but {plan.backend} comes first"
+            preference = "was asked for" if plan.requested else "comes first"
+            yield f"{name:<6}able too, but {plan.backend} {preference}"
         else:
             yield f"{name:<6}no: {'; '.join(answer.reasons)}"
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hopperflash.plan import budget, budget_sm80
+from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.block_range import Tiling, block_totals, query_block_totals
-from hopperflash.plan.budget import MainConfig, registers, shared_memory
+from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
 from hopperflash.plan.config import (
     BackwardConfig,
+    BackwardConfigSm80,
     ForwardConfig,
+    ForwardConfigSm80,
+    MainConfig,
     PostprocessConfig,
     PreprocessConfig,
 )
+from hopperflash.plan.explain_roles import operand_notes, roles
 from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
 from hopperflash.problem import AttnProblem
 
@@ -22,52 +28,20 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     """The sections of one launch, in the order of reading."""
     yield "kernel", [f"{call.spec.ref.name} for {call.spec.target}", call.spec.ref.module]
     config = call.spec.config
-    if isinstance(config, ForwardConfig):
-        yield from _forward(config, call, plan)
-    elif isinstance(config, BackwardConfig):
-        yield from _backward(config, call, plan)
-    else:
+    if isinstance(config, (PreprocessConfig, PostprocessConfig)):
         yield "work", list(_rowwise_work(config))
         rows = f"tiles of {config.rows} rows"
         yield "grid", [f"{_grid(call, rows, 'heads')} of {config.threads} threads"]
-
-
-def _forward(config: ForwardConfig, call: KernelCall, plan: LaunchPlan) -> Sections:
-    rows = config.tile_m // config.consumer_warpgroups
-    yield (
-        "tile",
-        [
-            _tile(config),
-            f"{config.stages_kv} stages of K and of V; P V takes P from {config.p_operand.value}",
-        ],
-    )
-    yield (
-        "roles",
-        [
-            f"warpgroup 0: producer (TMA loads), {config.registers_producer} registers",
-            f"warpgroups 1-{config.consumer_warpgroups}: consumers of {rows} rows each (wgmma,"
-            f" softmax, store), {config.registers_consumer} registers",
-            _claim(config, plan),
-        ],
-    )
-    yield "registers", list(_registers(config, plan))
-    yield "shared", _shared_memory(config, plan)
-    yield "grid", [_grid(call, "query tiles", "heads")]
-    yield "K/V blocks", list(_blocks(config, plan.problem))
-
-
-def _backward(config: BackwardConfig, call: KernelCall, plan: LaunchPlan) -> Sections:
-    yield (
-        "tile",
-        [
-            _tile(config),
-            f"{config.stages_q} stages of Q and {config.stages_do} of dO;"
-            f" dV and dK take P and dS from {config.p_operand.value}",
-        ],
-    )
-    yield "roles", list(_backward_roles(config, plan))
-    yield "registers", list(_registers(config, plan))
-    yield "shared", _shared_memory(config, plan)
+        return
+    yield "tile", [_tile(config), operand_notes(config)]
+    yield "roles", list(roles(config, plan.arch))
+    smem, registers = _budgets(config, plan)
+    yield "registers", list(_registers(registers, config))
+    yield "shared", _shared_memory(smem, plan.arch)
+    if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
+        yield "grid", [_grid(call, "query tiles", "heads")]
+        yield "K/V blocks", list(_blocks(config, plan.problem))
+        return
     yield "grid", [_grid(call, "key tiles", "key heads")]
     yield "Q blocks", list(_blocks(config, plan.problem))
     if config.needs("dq"):
@@ -77,25 +51,11 @@ def _backward(config: BackwardConfig, call: KernelCall, plan: LaunchPlan) -> Sec
         yield ", ".join(key_side), [_group_sum(plan.problem)]
 
 
-def _backward_roles(config: BackwardConfig, plan: LaunchPlan) -> Iterator[str]:
-    store = ", warp 1 adds dQ tiles" if config.needs("dq") else ""
-    yield f"warpgroup 0: warp 0 loads{store} (TMA), {config.registers_producer} registers"
-    keys = config.tile_n // config.key_warpgroups
-    share = f" and 1/{config.key_shares} of the columns" if config.key_shares > 1 else ""
-    yield (
-        f"warpgroups 1-{config.consumer_warpgroups}: consumers of {keys} keys{share} each"
-        f" (wgmma, softmax, store), {config.registers_consumer} registers"
-    )
-    yield _claim(config, plan)
-
-
-def _dq_accumulation(config: BackwardConfig) -> str:
+def _dq_accumulation(config: BackwardConfig | BackwardConfigSm80) -> str:
+    by = "TMA reduce-add" if isinstance(config, BackwardConfig) else "red.add"
     if config.deterministic:
-        return (
-            "added up in fp32 by TMA reduce-add; key tiles take turns in a fixed order:"
-            " deterministic"
-        )
-    return "added up in fp32 by TMA reduce-add, in whatever order the key tiles come"
+        return f"added up in fp32 by {by}; key tiles take turns in a fixed order: deterministic"
+    return f"added up in fp32 by {by}, in whatever order the key tiles come"
 
 
 def _group_sum(problem: AttnProblem) -> str:
@@ -123,27 +83,30 @@ def _tile(config: MainConfig) -> str:
     )
 
 
-def _claim(config: MainConfig, plan: LaunchPlan) -> str:
-    budget = registers(config, plan.arch)
-    return f"{config.threads} threads claim {budget.claimed} registers of {budget.pool}"
+def _budgets(config: MainConfig, plan: LaunchPlan) -> tuple[SharedMemoryBudget, RegisterBudget]:
+    itemsize = plan.problem.dtype.itemsize
+    if isinstance(config, (ForwardConfigSm80, BackwardConfigSm80)):
+        smem = budget_sm80.shared_memory(config, itemsize)
+        return smem, budget_sm80.registers(config, plan.arch)
+    return budget.shared_memory(config, itemsize), budget.registers(config, plan.arch)
 
 
-def _registers(config: MainConfig, plan: LaunchPlan) -> Iterator[str]:
-    budget = registers(config, plan.arch)
-    peak = f"{budget.peak} + overhead {budget.overhead} = {budget.total} of {budget.limit}"
-    if len(budget.phases) == 1:
-        yield f"consumer thread: {peak}"
+def _registers(found: RegisterBudget, config: MainConfig) -> Iterator[str]:
+    hopper = isinstance(config, (ForwardConfig, BackwardConfig))
+    thread = "consumer thread" if hopper else "thread"
+    peak = f"{found.peak} + overhead {found.overhead} = {found.total} of {found.limit}"
+    if len(found.phases) == 1:
+        yield f"{thread}: {peak}"
         return
-    yield f"consumer thread, {budget.peak.name} phase: {peak}"
-    for phase in budget.phases:
-        if phase is not budget.peak:
-            yield f"{phase.name} phase: {phase} + overhead = {phase.total + budget.overhead}"
+    yield f"{thread}, {found.peak.name} phase: {peak}"
+    for phase in found.phases:
+        if phase is not found.peak:
+            yield f"{phase.name} phase: {phase} + overhead = {phase.total + found.overhead}"
 
 
-def _shared_memory(config: MainConfig, plan: LaunchPlan) -> list[str]:
-    budget = shared_memory(config, plan.problem.dtype.itemsize)
-    limit = plan.arch.smem_bytes_per_block
-    return [str(budget), f"= {budget.total} B aligned, of {limit} B per block"]
+def _shared_memory(found: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
+    limit = arch.smem_bytes_per_block
+    return [str(found), f"= {found.total} B aligned, of {limit} B per block"]
 
 
 def _grid(call: KernelCall, tiles: str, heads: str) -> str:
@@ -153,7 +116,7 @@ def _grid(call: KernelCall, tiles: str, heads: str) -> str:
 
 def _blocks(config: MainConfig, problem: AttnProblem) -> Iterator[str]:
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
-    forward = isinstance(config, ForwardConfig)
+    forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
     totals = (block_totals if forward else query_block_totals)(problem.mask, tiling)
     yield (
         f"per{'' if forward else ' query'} head: {totals.visited} visited"

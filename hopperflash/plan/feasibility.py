@@ -6,8 +6,9 @@ from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.budget import (
     SETMAXNREG_MAX,
     SETMAXNREG_STEP,
-    MainConfig,
+    ConfigSm90,
     RegisterBudget,
+    RoleRegisterBudget,
     SharedMemoryBudget,
     registers,
     shared_memory,
@@ -25,14 +26,14 @@ TMA_BOX_MAX = 256
 SETMAXNREG_MIN = 24
 
 
-def check(config: MainConfig, arch: ArchSpec, dtype: DType) -> Support:
+def check(config: ConfigSm90, arch: ArchSpec, dtype: DType) -> Support:
     """Whether `arch` can run `config`."""
     if isinstance(config, ForwardConfig):
         reasons = _forward_shape_reasons(config)
     else:
         reasons = _backward_shape_reasons(config)
-    reasons += _shared_memory_reasons(shared_memory(config, dtype.itemsize), arch)
-    return Support.unless([*reasons, *_register_reasons(config, registers(config, arch))])
+    reasons += shared_memory_reasons(shared_memory(config, dtype.itemsize), arch)
+    return Support.unless([*reasons, *_role_reasons(config, registers(config, arch))])
 
 
 def _forward_shape_reasons(config: ForwardConfig) -> list[str]:
@@ -92,7 +93,8 @@ def _box_reasons(name: str, size: int) -> list[str]:
     return [f"{name} {size} exceeds the {TMA_BOX_MAX} rows of a TMA box"]
 
 
-def _shared_memory_reasons(budget: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
+def shared_memory_reasons(budget: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
+    """Empty where a block may have that much."""
     if budget.total <= arch.smem_bytes_per_block:
         return []
     return [
@@ -101,7 +103,7 @@ def _shared_memory_reasons(budget: SharedMemoryBudget, arch: ArchSpec) -> list[s
     ]
 
 
-def _register_reasons(config: MainConfig, budget: RegisterBudget) -> list[str]:
+def _role_reasons(config: ConfigSm90, budget: RoleRegisterBudget) -> list[str]:
     reasons = []
     for role, count in (
         ("producer", config.registers_producer),
@@ -119,9 +121,14 @@ def _register_reasons(config: MainConfig, budget: RegisterBudget) -> list[str]:
             f" {config.registers_consumer}), of {budget.pool} that {config.threads} threads"
             " are launched with"
         )
-    if budget.total > budget.limit:
-        reasons.append(
-            f"a consumer thread needs {budget.peak} + overhead {budget.overhead} ="
-            f" {budget.total} registers ({budget.peak.name}) and has {budget.limit}"
-        )
-    return reasons
+    return reasons + register_reasons(budget, "consumer thread")
+
+
+def register_reasons(budget: RegisterBudget, thread: str) -> list[str]:
+    """Empty where a thread may have that many."""
+    if budget.total <= budget.limit:
+        return []
+    return [
+        f"a {thread} needs {budget.peak} + overhead {budget.overhead} ="
+        f" {budget.total} registers ({budget.peak.name}) and has {budget.limit}"
+    ]

@@ -86,7 +86,7 @@ class LaunchPlan:
     """The backend that takes a problem and its steps.
 
     `answers` holds what every backend said, in order of preference; `backend` is the first that
-    agreed.
+    agreed, or the one that was `requested`.
     """
 
     problem: AttnProblem
@@ -95,6 +95,7 @@ class LaunchPlan:
     backend: str
     answers: tuple[tuple[str, Support], ...]
     steps: Steps
+    requested: str | None = None
 
     @property
     def calls(self) -> tuple[KernelCall, ...]:

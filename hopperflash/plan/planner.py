@@ -7,7 +7,7 @@ from typing import get_args
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.backends import BACKENDS
+from hopperflash.plan.backends import BACKENDS, checked_name
 from hopperflash.plan.launch_plan import LaunchPlan, Steps
 from hopperflash.plan.support import Support
 from hopperflash.problem import AttnProblem, Direction
@@ -17,34 +17,52 @@ EMPTY = Steps(
 )
 
 
-def supports(problem: AttnProblem, arch: ArchSpec, direction: Direction = "forward") -> Support:
-    """Whether some backend computes `problem`; if none does, every reason under its backend."""
+def supports(
+    problem: AttnProblem,
+    arch: ArchSpec,
+    direction: Direction = "forward",
+    backend: str | None = None,
+) -> Support:
+    """Whether some backend, or the one asked for, computes `problem`; else every reason by name."""
     answers = _ask(problem, arch, direction)
-    if any(answer for _, answer in answers):
+    asked = [(name, answer) for name, answer in answers if _is_asked(name, backend)]
+    if any(answer for _, answer in asked):
         return Support(True)
-    return Support(False, tuple(f"{name}: {why}" for name, no in answers for why in no.reasons))
+    return Support(False, tuple(f"{name}: {why}" for name, no in asked for why in no.reasons))
 
 
-def make_plan(problem: AttnProblem, arch: ArchSpec, direction: Direction = "forward") -> LaunchPlan:
-    """The plan of the first backend that supports `problem` on `arch`.
+def make_plan(
+    problem: AttnProblem,
+    arch: ArchSpec,
+    direction: Direction = "forward",
+    backend: str | None = None,
+) -> LaunchPlan:
+    """The plan of the first backend that supports `problem` on `arch`, or of `backend` alone.
 
-    Raises `UnsupportedProblem` with the reasons of every backend where none does.
+    Raises `UnsupportedProblem` with the reasons of every backend asked where none does, and
+    `InvalidArgument` for an unknown backend.
     """
-    return _plan(problem, arch, direction)
+    return _plan(problem, arch, direction, backend)
 
 
 @lru_cache(maxsize=1024)
-def _plan(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> LaunchPlan:
+def _plan(
+    problem: AttnProblem, arch: ArchSpec, direction: Direction, requested: str | None
+) -> LaunchPlan:
     """`make_plan`, remembered: training repeats the same few problems in every step."""
     answers = _ask(problem, arch, direction)
-    for backend, (_, answer) in zip(BACKENDS, answers, strict=True):
-        if answer:
+    for backend, (name, answer) in zip(BACKENDS, answers, strict=True):
+        if answer and _is_asked(name, requested):
             steps = EMPTY if problem.is_empty else backend.steps(problem, arch, direction)
-            return LaunchPlan(problem, arch, direction, backend.name, answers, steps)
-    refusal = supports(problem, arch, direction)
-    raise UnsupportedProblem(
-        f"no backend computes this {direction} on {arch.name}:", refusal.reasons
-    )
+            return LaunchPlan(problem, arch, direction, name, answers, steps, requested)
+    refusal = supports(problem, arch, direction, requested)
+    who = "no backend" if requested is None else f"backend {requested} does not"
+    computes = "computes" if requested is None else "compute"
+    raise UnsupportedProblem(f"{who} {computes} this {direction} on {arch.name}:", refusal.reasons)
+
+
+def _is_asked(name: str, requested: str | None) -> bool:
+    return requested is None or name == checked_name(requested)
 
 
 def _ask(

@@ -1,235 +1,37 @@
-"""The Hopper backend: what it takes, and the launches it makes of it."""
+"""The Hopper backend: its kernels, and the configurations it makes of its tile table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.config import (
-    BackwardConfig,
-    ForwardConfig,
-    PostprocessConfig,
-    PreprocessConfig,
-)
+from hopperflash.plan.config import BackwardConfig, ForwardConfig
+from hopperflash.plan.family import KernelFamily
 from hopperflash.plan.feasibility import check
-from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
-from hopperflash.plan.support import Support
+from hopperflash.plan.launch_plan import KernelRef
 from hopperflash.plan.tiles_sm90 import (
     backward_config,
     backward_tile,
     forward_config,
     forward_tile,
 )
-from hopperflash.problem import GRADIENTS, AttnProblem, Direction, MaskKind, OperandFacts, Signature
-
-FORWARD = KernelRef("hopperflash.kernels.sm90.fwd.kernel", "ForwardSm90")
-FORWARD_OPERANDS = ("q", "k", "v", "out", "lse", "softmax_scale")
-
-PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "BackwardPreprocess")
-PREPROCESS_OPERANDS = ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
-BACKWARD = KernelRef("hopperflash.kernels.sm90.bwd.kernel", "BackwardSm90")
-BACKWARD_INPUTS = ("q", "k", "v", "dout", "lse_log2", "delta", "dq_acc", "dq_turn")
-POSTPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_postprocess", "BackwardPostprocess")
-POSTPROCESS_OPERANDS = ("dq_acc", "dq", "softmax_scale")
-
-TMA_ALIGNMENT = 16
-GRID_YZ_MAX = 65535
-# Device coordinates are 32-bit and run past a sequence by less than one tile.
-SEQLEN_MAX = 2**31 - 256
-# The row maximum is taken before scaling, which asks for a positive scale, and the scale is
-# multiplied by log2(e) in fp32.
-SCALE_RANGE = (2.0**-126, 2.0**127)
+from hopperflash.problem import AttnProblem
 
 
-def supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
-    """Whether the wgmma kernels compute `problem` on `arch`."""
-    reasons = []
-    if "wgmma" not in arch.features:
-        reasons.append(f"arch {arch.name} has no wgmma")
-    if problem.mask.kind is MaskKind.WINDOW:
-        reasons.append(f"its kernels cannot mask a {problem.mask} yet")
-    if problem.softcap > 0.0:
-        reasons.append(f"softcap {problem.softcap}: its kernels do not cap scores yet")
-    reasons += _limit_reasons(problem)
-    if not reasons:
-        reasons += _tile_reasons(problem, arch, direction)
-    return Support.unless(reasons)
-
-
-def steps(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Steps:
-    """The launches of one direction."""
-    if direction == "forward":
-        return _forward_steps(problem, arch)
-    if not problem.gradients:
-        return Steps(reasons=("no gradient is asked for: nothing is launched",))
-    return _backward_steps(problem, arch)
-
-
-def tma_refusal(facts: OperandFacts, itemsize: int) -> str | None:
-    """Why TMA cannot read an operand in place, or None where it can.
-
-    TMA wants an aligned base, a last stride of 1, and every other stride a positive multiple of
-    16 bytes. The stride of a dimension of length 1 is never used and may be anything.
-    """
-    if facts.alignment % TMA_ALIGNMENT:
-        return f"base address aligned to {facts.alignment} bytes, TMA wants {TMA_ALIGNMENT}"
-    *outer, (last_length, last_stride) = zip(facts.shape, facts.strides, strict=True)
-    if last_length > 1 and last_stride != 1:
-        return f"last stride {last_stride}, TMA wants 1"
-    step = TMA_ALIGNMENT // itemsize
-    bad = [stride for length, stride in outer if length > 1 and (stride <= 0 or stride % step)]
-    if bad:
-        found = ", ".join(map(str, bad))
-        return f"strides {facts.strides}: {found} not a positive multiple of {step} elements (TMA)"
-    return None
-
-
-def _config(
-    problem: AttnProblem, direction: Direction
-) -> tuple[ForwardConfig | BackwardConfig, str]:
-    """The main kernel's configuration and where its tile is from."""
-    if direction == "forward":
-        return _forward_config(problem)
-    return _backward_config(problem)
-
-
-def _forward_config(problem: AttnProblem) -> tuple[ForwardConfig, str]:
+def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig, str]:
     tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
     return forward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
 
 
-def _backward_config(problem: AttnProblem) -> tuple[BackwardConfig, str]:
-    """Only dQ is added up by several CTAs, so only dQ needs an order."""
+def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:
     tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
-    config = replace(
-        backward_config(tile, problem.head_dim, problem.head_dim_v),
-        deterministic=problem.deterministic and "dq" in problem.gradients,
-        gradients=problem.gradients,
-    )
-    return config, tile.source
+    return backward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
 
 
-def _forward_steps(problem: AttnProblem, arch: ArchSpec) -> Steps:
-    """One launch, one CTA per tile of queries, query head and batch entry."""
-    p = problem
-    config, source = _forward_config(p)
-    grid = (_ceil_div(p.seqlen_q, config.tile_m), p.heads_q, p.batch)
-    spec = KernelSpec(FORWARD, config, p.signature, arch.name)
-    return Steps(
-        calls=(KernelCall(spec, FORWARD_OPERANDS, grid),),
-        copies=_copies(p),
-        results=(
-            Buffer("out", (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), p.dtype.value),
-            Buffer("lse", (p.batch, p.heads_q, p.seqlen_q), "float32"),
-        ),
-        reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}",),
-    )
-
-
-def _backward_steps(problem: AttnProblem, arch: ArchSpec) -> Steps:
-    """Statistics of the rows, the gradients, and dQ in the input dtype."""
-    p = problem
-    config, source = _backward_config(p)
-    query_blocks = _ceil_div(p.seqlen_q, config.tile_m)
-    statistic = (p.batch, p.heads_q, query_blocks * config.tile_m)
-    # What no kernel touches still needs an argument: the smallest that its descriptor allows.
-    accumulator = _shape("dq", p) if "dq" in p.gradients else (1, 1, 1, 8)
-    turns = (p.batch, p.heads_q, query_blocks) if config.deterministic else (1, 1, 1)
-    return Steps(
-        calls=tuple(_backward_calls(p, config, arch)),
-        copies=_copies(p),
-        workspaces=(
-            Buffer("lse_log2", statistic, "float32"),
-            Buffer("delta", statistic, "float32"),
-            Buffer("dq_acc", accumulator, "float32"),
-            Buffer("dq_turn", turns, "int32", zeroed=config.deterministic),
-        ),
-        results=tuple(Buffer(name, _shape(name, p), p.dtype.value) for name in p.gradients),
-        reasons=(
-            f"tile {config.tile_m}x{config.tile_n}: {source}",
-            *(() if p.gradients == GRADIENTS else (f"only {', '.join(p.gradients)} asked for",)),
-        ),
-    )
-
-
-def _backward_calls(
-    problem: AttnProblem, config: BackwardConfig, arch: ArchSpec
-) -> Iterator[KernelCall]:
-    """Before, main and after; nothing comes after where dQ is not asked for.
-
-    A gradient that is not asked for is never written: its place is taken by its input. The kernels
-    before and after see no mask, so they are compiled once for all of them.
-    """
-    p = problem
-    rowwise = Signature(p.dtype, MaskKind.FULL, softcap=False)
-    padded_q = _ceil_div(p.seqlen_q, config.tile_m) * config.tile_m
-    before = PreprocessConfig(zero_dq=config.needs("dq"))
-    yield KernelCall(
-        KernelSpec(PREPROCESS, before, rowwise, arch.name),
-        PREPROCESS_OPERANDS,
-        (_ceil_div(padded_q, before.rows), p.heads_q, p.batch),
-    )
-    gradients = tuple(name if config.needs(name) else name[1:] for name in ("dk", "dv"))
-    yield KernelCall(
-        KernelSpec(BACKWARD, config, p.signature, arch.name),
-        (*BACKWARD_INPUTS, *gradients, "softmax_scale"),
-        (_ceil_div(p.seqlen_k, config.tile_n), p.heads_k, p.batch),
-    )
-    if config.needs("dq"):
-        after = PostprocessConfig()
-        yield KernelCall(
-            KernelSpec(POSTPROCESS, after, rowwise, arch.name),
-            POSTPROCESS_OPERANDS,
-            (_ceil_div(p.seqlen_q, after.rows), p.heads_q, p.batch),
-        )
-
-
-def _shape(gradient: str, problem: AttnProblem) -> tuple[int, ...]:
-    p = problem
-    return {
-        "dq": (p.batch, p.seqlen_q, p.heads_q, p.head_dim),
-        "dk": (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
-        "dv": (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
-    }[gradient]
-
-
-def _copies(problem: AttnProblem) -> tuple[Copy, ...]:
-    return tuple(
-        Copy(name, reason)
-        for name, facts in problem.operands
-        if (reason := tma_refusal(facts, problem.dtype.itemsize))
-    )
-
-
-def _ceil_div(size: int, step: int) -> int:
-    return -(-size // step)
-
-
-def _limit_reasons(problem: AttnProblem) -> list[str]:
-    reasons = [
-        f"{name} {size} exceeds {limit} ({why})"
-        for name, size, limit, why in (
-            ("heads", problem.heads_q, GRID_YZ_MAX, "grid y"),
-            ("batch", problem.batch, GRID_YZ_MAX, "grid z"),
-            ("seqlen_q", problem.seqlen_q, SEQLEN_MAX, "32-bit coordinates"),
-            ("seqlen_k", problem.seqlen_k, SEQLEN_MAX, "32-bit coordinates"),
-        )
-        if size > limit
-    ]
-    low, high = SCALE_RANGE
-    if not low <= problem.softmax_scale <= high:
-        reasons.append(
-            f"softmax_scale {problem.softmax_scale:g}: its kernels take {low:.3g} to {high:.3g}"
-        )
-    return reasons
-
-
-def _tile_reasons(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> list[str]:
-    """The arithmetic that rules the table's tile out, so that a bad edit cannot be launched."""
-    config, _ = _config(problem, direction)
-    name = (
-        f"tile {config.tile_m}x{config.tile_n} at head_dim {config.head_dim},"
-        f" head_dim_v {config.head_dim_v}"
-    )
-    return [f"{name}: {reason}" for reason in check(config, arch, problem.dtype).reasons]
+SM90 = KernelFamily(
+    feature="wgmma",
+    reader="TMA",
+    forward=KernelRef("hopperflash.kernels.sm90.fwd.kernel", "ForwardSm90"),
+    backward=KernelRef("hopperflash.kernels.sm90.bwd.kernel", "BackwardSm90"),
+    forward_config=_forward_config,
+    backward_config=_backward_config,
+    check=check,
+)

@@ -6,11 +6,10 @@ read from public sources; `plan.feasibility` proves each row feasible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hopperflash.plan.config import WGMMA_ROWS, BackwardConfig, ForwardConfig, POperand
+from hopperflash.plan.tiles import ANY, CAUSAL, FULL, first_that_holds, padded_head_dim
 from hopperflash.problem import MaskKind
 
 
@@ -41,13 +40,7 @@ class BackwardTile:
     source: str
 
 
-FULL = (MaskKind.FULL,)
-CAUSAL = (MaskKind.CAUSAL,)
-ANY = FULL + CAUSAL
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED
-
-# What a head dim is padded to: Q and K to one of these, V and O to another.
-HEAD_DIMS = (64, 96, 128, 192, 256)
 
 # The first row that holds both head dims counts.
 FORWARD_TILES = (
@@ -73,22 +66,14 @@ REGISTER_SPLIT = {2: (24, 240), 3: (32, 160)}
 BACKWARD_CONSUMERS = 2
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """The smallest size of `HEAD_DIMS` that holds `head_dim`; ValueError above the largest."""
-    for size in HEAD_DIMS:
-        if size >= head_dim:
-            return size
-    raise ValueError(f"head_dim {head_dim} exceeds the largest tile's {HEAD_DIMS[-1]}")
-
-
 def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> ForwardTile:
     """The row for two head dims and a mask; LookupError where the table has none."""
-    return _first_that_holds(FORWARD_TILES, head_dim, head_dim_v, mask_kind)
+    return first_that_holds(FORWARD_TILES, head_dim, head_dim_v, mask_kind)
 
 
 def backward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> BackwardTile:
     """The row for two head dims and a mask; LookupError where the table has none."""
-    return _first_that_holds(BACKWARD_TILES, head_dim, head_dim_v, mask_kind)
+    return first_that_holds(BACKWARD_TILES, head_dim, head_dim_v, mask_kind)
 
 
 def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> ForwardConfig:
@@ -121,18 +106,4 @@ def backward_config(tile: BackwardTile, head_dim: int, head_dim_v: int) -> Backw
         registers_consumer=registers_consumer,
         stages_q=tile.stages,
         stages_do=tile.stages,
-    )
-
-
-_TileT = TypeVar("_TileT", ForwardTile, BackwardTile)
-
-
-def _first_that_holds(
-    rows: Iterable[_TileT], head_dim: int, head_dim_v: int, mask_kind: MaskKind
-) -> _TileT:
-    for row in rows:
-        if row.head_dim >= head_dim and row.head_dim_v >= head_dim_v and mask_kind in row.masks:
-            return row
-    raise LookupError(
-        f"no sm_90a tile for head_dim {head_dim}, head_dim_v {head_dim_v}, mask {mask_kind.value}"
     )

@@ -8,8 +8,12 @@ from hopperflash.plan import ArchSpec, arch_of, arch_of_capability
 from hopperflash.runtime import emulation
 
 
-def target_arch(device: torch.device, arch: str | None = None) -> ArchSpec:
-    """The named arch; else that of the device, where CPU tensors follow the active `emulate`.
+def target_arch(
+    device: torch.device, arch: str | None = None, backend: str | None = None
+) -> ArchSpec:
+    """The named arch; else that of the device.
+
+    CPU tensors follow the active `emulate`, unless the cpu backend is asked for.
 
     Raises `InvalidArgument` for an unknown arch or GPU.
     """
@@ -18,4 +22,4 @@ def target_arch(device: torch.device, arch: str | None = None) -> ArchSpec:
     if device.type == "cuda":
         return arch_of_capability(torch.cuda.get_device_capability(device))
     session = emulation.session_of(device)
-    return arch_of("cpu") if session is None else session.arch
+    return arch_of("cpu") if session is None or backend == "cpu" else session.arch

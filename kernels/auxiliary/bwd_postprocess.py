@@ -33,8 +33,8 @@ class BackwardPostprocess:
         """Stand-ins for the arguments of `__call__`."""
         shape = (*(cute.sym_int() for _ in range(3)), cute.sym_int(divisibility=8))
         return (
-            operands.tma_operand(Float32, shape),
-            operands.tma_operand(NUMERIC[signature.dtype], shape),
+            operands.vector_operand(Float32, shape),
+            operands.vector_operand(NUMERIC[signature.dtype], shape),
             Float32(1.0),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )

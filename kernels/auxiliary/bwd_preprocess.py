@@ -45,13 +45,13 @@ class BackwardPreprocess:
         padded = cute.sym_int(divisibility=4)
         out_shape = (batch, seqlen_q, heads_q, head_dim_v)
         return (
-            operands.tma_operand(dtype, out_shape),
-            operands.tma_operand(dtype, out_shape),
+            operands.vector_operand(dtype, out_shape),
+            operands.vector_operand(dtype, out_shape),
             operands.row_statistic((batch, heads_q, seqlen_q)),
             operands.row_statistic((batch, heads_q, seqlen_q)),
-            operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, operands.any_shape(4)),
+            operands.vector_operand(Float32, (batch, heads_q, padded)),
+            operands.vector_operand(Float32, (batch, heads_q, padded)),
+            operands.vector_operand(Float32, operands.any_shape(4)),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )
 

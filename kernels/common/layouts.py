@@ -33,25 +33,27 @@ def mn_view(acc: cute.Tensor) -> cute.Tensor:
 
 
 def operand_a_view(acc: cute.Tensor) -> cute.Tensor:
-    """An accumulator ((2, 2, N/8), MMA_M, MMA_N) as A fragments ((2, 2, 2), MMA_M, (N/16, MMA_N)).
+    """An accumulator as A fragments ((2, 2, 2), MMA_M, K/16) of the next GEMM, whose K is its N.
 
-    For 16-bit operands both fragments give a thread the same elements, so no shuffle is needed.
+    For 16-bit operands both fragments give a thread the same elements, so no shuffle is needed: an
+    A fragment spans two neighbouring column octets, which are a part of the atom's mode
+    ((2, 2, N/8), MMA_M, MMA_N) or of the tile's columns ((2, 2), MMA_M, N/8).
     """
-    divided = cute.logical_divide(acc.layout, ((None, None, 2), None, None))
+    octets_in_atom = len(acc.layout.shape[0]) == 3
+    if octets_in_atom:
+        divided = cute.logical_divide(acc.layout, ((None, None, 2), None, None))
+        octet_pair = (divided.shape[0][2], divided.stride[0][2])
+        steps = ((octet_pair[0][1], divided.shape[2]), (octet_pair[1][1], divided.stride[2]))
+    else:
+        divided = cute.logical_divide(acc.layout, (None, None, 2))
+        octet_pair = (divided.shape[2], divided.stride[2])
+        steps = (octet_pair[0][1], octet_pair[1][1])
     shape, stride = divided.shape, divided.stride
     return cute.make_tensor(
         acc.iterator,
         cute.make_layout(
-            (
-                (shape[0][0], shape[0][1], shape[0][2][0]),
-                shape[1],
-                (shape[0][2][1], shape[2]),
-            ),
-            stride=(
-                (stride[0][0], stride[0][1], stride[0][2][0]),
-                stride[1],
-                (stride[0][2][1], stride[2]),
-            ),
+            ((shape[0][0], shape[0][1], octet_pair[0][0]), shape[1], steps[0]),
+            stride=((stride[0][0], stride[0][1], octet_pair[1][0]), stride[1], steps[1]),
         ),
     )
 

@@ -8,14 +8,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_tensor
 
-_TMA_BYTES = 16
+from hopperflash.problem.problem import Signature
+
+from .dtypes import NUMERIC
+
+_VECTOR_BYTES = 16
 
 
-def tma_operand(dtype: type[cutlass.Numeric], shape: tuple[Any, ...]) -> Any:
-    """A tensor that TMA can address: aligned base, last stride 1, others multiples of 16 bytes."""
-    step = _TMA_BYTES * 8 // dtype.width
+def vector_operand(dtype: type[cutlass.Numeric], shape: tuple[Any, ...]) -> Any:
+    """A tensor whose rows TMA and 16-byte copies can address: aligned base, last stride 1, other
+    strides multiples of 16 bytes."""
+    step = _VECTOR_BYTES * 8 // dtype.width
     strides = tuple(cute.sym_int64(divisibility=step) for _ in shape[:-1])
-    return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=_TMA_BYTES)
+    return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=_VECTOR_BYTES)
 
 
 def any_shape(rank: int) -> tuple[Any, ...]:
@@ -34,3 +39,43 @@ def row_statistic(shape: tuple[Any, ...]) -> Any:
     """An fp32 value a row, such as the LSE."""
     strides = tuple(cute.sym_int64() for _ in shape[:-1])
     return make_fake_tensor(cutlass.Float32, shape, (*strides, 1), assumed_align=4)
+
+
+def forward_operands(signature: Signature) -> tuple[Any, ...]:
+    """(q, k, v, out, lse, softmax_scale) of a forward kernel: any lengths, head counts, strides."""
+    dtype = NUMERIC[signature.dtype]
+    batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
+    seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
+    head_dim, head_dim_v = cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
+    return (
+        vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
+        vector_operand(dtype, (batch, seqlen_k, heads_k, head_dim)),
+        vector_operand(dtype, (batch, seqlen_k, heads_k, head_dim_v)),
+        vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+        row_statistic((batch, heads_q, seqlen_q)),
+        cutlass.Float32(1.0),
+    )
+
+
+def backward_operands(signature: Signature) -> tuple[Any, ...]:
+    """(q, k, v, dout, lse_log2, delta, dq_acc, dq_turn, dk, dv, softmax_scale) of a backward."""
+    dtype = NUMERIC[signature.dtype]
+    batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
+    seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
+    head_dim, head_dim_v = cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
+    padded_rows = (batch, heads_q, cute.sym_int(divisibility=4))
+    k_shape = (batch, seqlen_k, heads_k, head_dim)
+    v_shape = (batch, seqlen_k, heads_k, head_dim_v)
+    return (
+        vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
+        vector_operand(dtype, k_shape),
+        vector_operand(dtype, v_shape),
+        vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
+        vector_operand(cutlass.Float32, padded_rows),
+        vector_operand(cutlass.Float32, padded_rows),
+        vector_operand(cutlass.Float32, any_shape(4)),
+        counters(3),
+        vector_operand(dtype, k_shape),
+        vector_operand(dtype, v_shape),
+        cutlass.Float32(1.0),
+    )

@@ -16,8 +16,10 @@ from hopperflash.plan import (
     PreprocessConfig,
     arch_of,
 )
-from hopperflash.plan.sm90 import BACKWARD, POSTPROCESS, PREPROCESS
-from hopperflash.plan.tiles_sm90 import BACKWARD_TILES, HEAD_DIMS, backward_config, backward_tile
+from hopperflash.plan.family import POSTPROCESS, PREPROCESS
+from hopperflash.plan.sm90 import SM90
+from hopperflash.plan.tiles import HEAD_DIMS
+from hopperflash.plan.tiles_sm90 import BACKWARD_TILES, backward_config, backward_tile
 from hopperflash.problem import DType, MaskKind, Signature
 from hopperflash.runtime.compile import compile_kernel
 
@@ -28,7 +30,7 @@ LOOPS = 2  # over masked and over unmasked query tiles
 
 
 def _spec(config: BackwardConfig, dtype: DType, mask: MaskKind) -> KernelSpec:
-    return KernelSpec(BACKWARD, config, Signature(dtype, mask, softcap=False), "sm_90a")
+    return KernelSpec(SM90.backward, config, Signature(dtype, mask, softcap=False), "sm_90a")
 
 
 def _specs() -> list[KernelSpec]:

@@ -8,7 +8,7 @@ import pytest
 
 from hopperflash.analysis import inspect_cubin
 from hopperflash.plan import KernelSpec, arch_of
-from hopperflash.plan.sm90 import FORWARD
+from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles_sm90 import FORWARD_TILES, forward_config
 from hopperflash.problem import DType, Signature
 from hopperflash.runtime.compile import compile_kernel
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compile
 
 SPECS = [
     KernelSpec(
-        FORWARD,
+        SM90.forward,
         forward_config(tile, tile.head_dim, tile.head_dim_v),
         Signature(dtype, mask, False),
         "sm_90a",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hopperflash
-from hopperflash.plan.tiles_sm90 import padded_head_dim
+from hopperflash.plan.tiles import padded_head_dim
 from hopperflash.runtime.emulation import SCHEDULES
 from tests.support.gradient_cases import BACKWARD_CASES, BackwardCase, check_backward
 

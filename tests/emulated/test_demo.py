@@ -30,9 +30,7 @@ def test_default_demo_is_correct() -> None:
     result = demo()
     assert result.exit_code == 0, result.output
     assert "correct    O and LSE are inside the tolerance, no hazards" in result.stdout
-    assert (
-        "tiles: 20 visited (wgmma FLOPs / FLOPs per tile), as planned; 12 skipped" in result.stdout
-    )
+    assert "tiles: 20 visited (MMA FLOPs / FLOPs per tile), as planned; 12 skipped" in result.stdout
     assert "WRONG" not in result.output
 
 
@@ -47,7 +45,7 @@ def test_json_reports_what_was_measured(mask: str) -> None:
     for deviation in found["deviations"].values():
         assert 0 < deviation["max_error"] <= deviation["max_bound"]
     assert found["tiles"]["executed"] == found["tiles"]["planned"]
-    assert found["useful_flops"] < found["wgmma_flops"]
+    assert found["useful_flops"] < found["mma_flops"]
     q_bytes = 192 * 128 * 2
     assert found["traffic"]["loaded"] >= 3 * q_bytes
     assert found["traffic"]["stored"] == q_bytes + 192 * 4
@@ -81,7 +79,7 @@ def test_demo_of_the_backward_is_correct() -> None:
     assert "correct    O, LSE, dQ, dK and dV are inside the tolerance, no hazards" in result.stdout
     assert "kernel     BackwardSm90 for sm_90a" in result.stdout
     # Tiles of 64 queries x 128 keys: three of the first keys, one of the last.
-    assert "backward   tiles: 4 visited (wgmma FLOPs / FLOPs per tile), as planned" in result.stdout
+    assert "backward   tiles: 4 visited (MMA FLOPs / FLOPs per tile), as planned" in result.stdout
     assert "; 2 skipped" in result.stdout
 
 

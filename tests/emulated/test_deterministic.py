@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hopperflash
-from hopperflash.plan.tiles_sm90 import padded_head_dim
+from hopperflash.plan.tiles import padded_head_dim
 from hopperflash.problem import GRADIENTS
 from hopperflash.runtime.emulation import EmulationSession
 from tests.support.cases import make_inputs

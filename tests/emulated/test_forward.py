@@ -12,7 +12,7 @@ from hopperflash.plan import LaunchPlan
 from hopperflash.plan.block_range import Tiling, block_totals
 from hopperflash.plan.budget import shared_memory
 from hopperflash.plan.config import ForwardConfig
-from hopperflash.plan.tiles_sm90 import padded_head_dim
+from hopperflash.plan.tiles import padded_head_dim
 from hopperflash.runtime.emulation import SCHEDULES
 from tests.support.cases import FORWARD_CASES, Case, check_forward, make_inputs
 

@@ -10,10 +10,10 @@ from cutlass import Constexpr, Float32, Int32, pipeline
 
 from hopperflash.plan.config import BackwardConfig
 
+from ...common.key_tile import KeyTile
 from .. import copies, tma
 from .mma import TiledMmas, consumer_threads
 from .storage import Barrier, SmemTensors
-from .tiles import KeyTile
 
 
 @dataclass(frozen=True)

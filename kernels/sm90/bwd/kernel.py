@@ -32,9 +32,10 @@ from hopperflash.plan.config import BackwardConfig, POperand
 from hopperflash.problem.mask import MaskKind
 from hopperflash.problem.problem import Signature
 
-from ...common import operands
+from ...common import operands, turns
 from ...common.block_range import Seqlens, query_block_range
 from ...common.dtypes import NUMERIC
+from ...common.key_tile import KeyTile
 from ...common.softmax import LOG2_E
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
@@ -42,7 +43,6 @@ from .load import LoadContext, load
 from .mma import MmaContext, TiledMmas, mma
 from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
 from .store_dq import StoreContext, store_dQ
-from .tiles import KeyTile
 
 
 class KernelOperands(NamedTuple):
@@ -83,26 +83,8 @@ class BackwardSm90:
     @staticmethod
     def fake_arguments(signature: Signature) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        dtype = NUMERIC[signature.dtype]
-        batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
-        seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
-        head_dim, head_dim_v = cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
-        padded = cute.sym_int(divisibility=4)
-        q_shape = (batch, seqlen_q, heads_q, head_dim)
-        k_shape = (batch, seqlen_k, heads_k, head_dim)
-        v_shape = (batch, seqlen_k, heads_k, head_dim_v)
         return (
-            operands.tma_operand(dtype, q_shape),
-            operands.tma_operand(dtype, k_shape),
-            operands.tma_operand(dtype, v_shape),
-            operands.tma_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
-            operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, (batch, heads_q, padded)),
-            operands.tma_operand(Float32, operands.any_shape(4)),
-            operands.counters(3),
-            operands.tma_operand(dtype, k_shape),
-            operands.tma_operand(dtype, v_shape),
-            Float32(1.0),
+            *operands.backward_operands(signature),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )
 
@@ -266,11 +248,7 @@ class BackwardSm90:
         """The CTA's key tile; each role asks anew, so that nothing of it is live in all of them."""
         config = self.config
         block, head_k, batch = cute.arch.block_idx()
-        n_block = block
-        if cutlass.const_expr(config.deterministic and self.causal):
-            # The order of dQ additions is that of the launch, so that nobody waits for a CTA that
-            # has not started; late keys go first, since few queries see them.
-            n_block = cute.arch.grid_dim()[0] - 1 - block
+        n_block = turns.launch_order(block, config.deterministic, self.causal)
         return KeyTile(
             n_block=n_block,
             head_k=head_k,

@@ -11,9 +11,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from hopperflash.plan.config import BackwardConfig
 
+from ...common.key_tile import KeyTile
 from .. import tma
 from .storage import Pipelines, SmemTensors
-from .tiles import KeyTile
 
 
 @dataclass(frozen=True)

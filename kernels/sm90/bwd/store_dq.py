@@ -1,8 +1,6 @@
 """The store warp: adds each dQ tile to the fp32 accumulator in global memory by TMA.
 
-Deterministic: the CTAs that add to a query tile take turns. A counter per query tile holds the
-next turn; a CTA's turn is its place, in the order of the launch, among the key tiles that the
-queries see.
+Deterministic: the CTAs that add to a query tile take turns (`common/turns.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +9,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, pipeline
+from cutlass import Constexpr, pipeline
 
 from hopperflash.plan.config import BackwardConfig
 
+from ...common import turns
+from ...common.key_tile import KeyTile
 from .. import tma
 from .mma import consumer_threads
 from .storage import Barrier, SmemTensors
-from .tiles import KeyTile
 
 
 @dataclass(frozen=True)
@@ -54,56 +53,19 @@ def store_dQ(ctx: StoreContext):
             counter = ctx.mTurn.iterator
             if cutlass.const_expr(config.deterministic):
                 counter = cute.domain_offset((tile.batch, head, m_block), ctx.mTurn).iterator
-                wait_for_turn(counter, turn_of(ctx, m_block))
+                turns.wait_for_turn(
+                    counter,
+                    turns.turn_of(tile, m_block, config.tile_m, config.tile_n, ctx.causal),
+                )
+                # The additions go through the async proxy.
+                cute.arch.fence_proxy("async.global")
             cute.copy(ctx.tma_dQ.atom, tdQsdQ[None, 0], tdQgdQ[None, m_block])
             cute.arch.cp_async_bulk_commit_group()
             if cutlass.const_expr(config.deterministic):
                 cute.arch.cp_async_bulk_wait_group(0)
-                pass_turn(counter)
+                cute.arch.fence_proxy("async.global")
+                with cute.arch.elect_one():
+                    turns.pass_turn(counter)
             else:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
     cute.arch.cp_async_bulk_wait_group(0)
-
-
-@cute.jit
-def turn_of(ctx: StoreContext, m_block: Int32):
-    """The place of this CTA among those that add to a query tile.
-
-    Full: all key tiles, in ascending order. Causal: the key tiles up to the diagonal, from the
-    diagonal down.
-    """
-    config, tile = ctx.config, ctx.tile
-    turn = tile.n_block
-    if cutlass.const_expr(ctx.causal):
-        last_key = (m_block + 1) * config.tile_m - 1 + tile.seqlens.k - tile.seqlens.q
-        last_key = min(last_key, tile.seqlens.k - 1)
-        turn = last_key // config.tile_n - tile.n_block
-    return turn
-
-
-@cute.jit
-def wait_for_turn(counter: cute.Pointer, turn: Int32):
-    """Spin until `counter` is `turn`; what the earlier CTAs added is then visible."""
-    seen = Int32(-1)
-    while seen != turn:
-        seen = load_acquire(counter)
-    # The additions go through the async proxy.
-    cute.arch.fence_proxy("async.global")
-
-
-@cute.jit
-def pass_turn(counter: cute.Pointer):
-    """Let the next CTA add, after this warp's additions are complete."""
-    cute.arch.fence_proxy("async.global")
-    with cute.arch.elect_one():
-        cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
-
-
-@cute.jit
-def load_acquire(pointer: cute.Pointer):
-    """ld.acquire.gpu of an int32."""
-    return cute.arch.inline_ptx(
-        "ld.acquire.gpu.global.s32 {$w0}, [{$r0}];",
-        write_only_types=[Int32],
-        read_only_args=[pointer.toint()],
-    )

@@ -10,7 +10,7 @@ from cutlass import Constexpr, Float32, Int32, pipeline
 
 from hopperflash.plan.config import ForwardConfig
 
-from ...common import softmax
+from ...common import row_statistics, softmax
 from ...common.layouts import mn_view
 from .. import copies, tma, wgmma
 from .storage import SmemTensors
@@ -44,21 +44,14 @@ def epilogue(ctx: EpilogueContext, acc_O: cute.Tensor, stats: softmax.RowStats):
     lse = cute.make_rmem_tensor_like(stats.row_sum)
     softmax.finish_rows(stats, inverse_sum, lse, ctx.softmax_scale)
     softmax.rescale_rows(mn_view(acc_O), inverse_sum)
-    store_lse(ctx, lse)
+    row_statistics.store_rows(
+        lse,
+        ctx.mLSE[ctx.batch, ctx.head, None],
+        cute.make_identity_tensor((ctx.config.tile_m, ctx.config.head_dim_v)),
+        ctx.mma_O.get_slice(ctx.consumer_tidx),
+        ctx.m_block * ctx.config.tile_m,
+    )
     store_output(ctx, acc_O)
-
-
-@cute.jit
-def store_lse(ctx: EpilogueContext, lse: cute.Tensor):
-    """One lane of the four that hold a row writes its LSE."""
-    gLSE = ctx.mLSE[ctx.batch, ctx.head, None]
-    cO = cute.make_identity_tensor((ctx.config.tile_m, ctx.config.head_dim_v))
-    tOcO_mn = mn_view(ctx.mma_O.get_slice(ctx.consumer_tidx).partition_C(cO))
-    if tOcO_mn[0, 0][1] == 0:
-        for r in cutlass.range_constexpr(cute.size(lse)):
-            row = ctx.m_block * ctx.config.tile_m + tOcO_mn[r, 0][0]
-            if row < cute.size(gLSE):
-                gLSE[row] = lse[r]
 
 
 @cute.jit

@@ -80,17 +80,8 @@ class ForwardSm90:
     @staticmethod
     def fake_arguments(signature: Signature) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        dtype = NUMERIC[signature.dtype]
-        batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
-        seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
-        head_dim, head_dim_v = cute.sym_int(divisibility=8), cute.sym_int(divisibility=8)
         return (
-            operands.tma_operand(dtype, (batch, seqlen_q, heads_q, head_dim)),
-            operands.tma_operand(dtype, (batch, seqlen_k, heads_k, head_dim)),
-            operands.tma_operand(dtype, (batch, seqlen_k, heads_k, head_dim_v)),
-            operands.tma_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
-            operands.row_statistic((batch, heads_q, seqlen_q)),
-            Float32(1.0),
+            *operands.forward_operands(signature),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )
 

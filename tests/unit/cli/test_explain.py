@@ -53,7 +53,7 @@ def test_sizes_beyond_memory_are_planned():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "sm_80"], "sm80: its kernels are not written yet"),
+        (["--backend", "sm75"], "unknown backend 'sm75': give one of sm90, sm80, cpu"),
         (["--arch", "sm_70"], "unknown arch 'sm_70'"),
         (["--direction", "sideways"], "give 'forward' or 'backward'"),
         (["--head-dim", "12"], "head_dim of q is 12"),

@@ -19,7 +19,7 @@ def run(*arguments: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "sm_80"], "sm90: arch sm_80 has no wgmma"),
+        (["--arch", "sm_75"], "unknown arch 'sm_75'"),
         (["--arch", "cpu"], "arch 'cpu' is no GPU"),
         (["--schedule", "hasty"], "give one of eager, lazy, random"),
         (["--head-dim", "12"], "head_dim of q is 12"),

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from hopperflash.plan import Buffer, PreprocessConfig, arch_of, make_plan, planner, sm90, tiles_sm90
+from hopperflash.plan import (
+    Buffer,
+    PreprocessConfig,
+    arch_of,
+    family,
+    make_plan,
+    planner,
+    sm90,
+    tiles_sm90,
+)
 from hopperflash.problem import AttnOptions, MaskKind
 from tests.support.problems import Sizes, backward, facts, problem
 
@@ -26,9 +35,9 @@ def test_three_launches():
     tile = tiles_sm90.backward_tile(128, 96, MaskKind.CAUSAL)
     assert plan.backend == "sm90"
     assert [call.spec.ref for call in plan.calls] == [
-        sm90.PREPROCESS,
-        sm90.BACKWARD,
-        sm90.POSTPROCESS,
+        family.PREPROCESS,
+        sm90.SM90.backward,
+        family.POSTPROCESS,
     ]
     assert main.spec.config == tiles_sm90.backward_config(tile, 128, 96)
     assert (main.spec.config.head_dim, main.spec.config.head_dim_v) == (128, 96)

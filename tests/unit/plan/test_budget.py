@@ -11,6 +11,7 @@ from hopperflash.plan import BackwardConfig, ForwardConfig, POperand, arch_of
 from hopperflash.plan import tiles_sm90 as table
 from hopperflash.plan.budget import registers, shared_memory
 from hopperflash.plan.feasibility import check
+from hopperflash.plan.tiles import ANY, FULL, HEAD_DIMS, padded_head_dim
 from hopperflash.problem import DType, MaskKind
 
 SM90 = arch_of("sm_90a")
@@ -20,13 +21,11 @@ FORWARD = ForwardConfig(128, 128, 128, 128, 2, 24, 240, REGS)
 STACKED = BackwardConfig(64, 128, 128, 128, 2, 2, 24, 240)
 SPLIT = BackwardConfig(64, 64, 192, 128, 2, 1, 24, 240)
 
-HEAD_DIM_PAIRS = list(product(table.HEAD_DIMS, table.HEAD_DIMS))
+HEAD_DIM_PAIRS = list(product(HEAD_DIMS, HEAD_DIMS))
 
 
 def config(head_dim: int, tile_m: int, tile_n: int, p_operand: POperand) -> ForwardConfig:
-    tile = table.ForwardTile(
-        head_dim, head_dim, table.FULL, tile_m, tile_n, p_operand, source="test"
-    )
+    tile = table.ForwardTile(head_dim, head_dim, FULL, tile_m, tile_n, p_operand, source="test")
     return table.forward_config(tile, head_dim, head_dim)
 
 
@@ -35,7 +34,7 @@ def text_of(answer) -> str:
     return "\n".join(answer.reasons)
 
 
-@pytest.mark.parametrize("mask", table.ANY)
+@pytest.mark.parametrize("mask", ANY)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIM_PAIRS)
 def test_every_pair_of_head_dims_is_feasible(head_dim, head_dim_v, mask):
     forward = table.forward_tile(head_dim, head_dim_v, mask)
@@ -61,9 +60,9 @@ def test_every_row_is_used(tiles):
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_head_dims_are_padded_to_the_next_size(head_dim):
-    padded = table.padded_head_dim(head_dim)
+    padded = padded_head_dim(head_dim)
     assert padded >= head_dim
-    assert all(size < head_dim for size in table.HEAD_DIMS if size < padded)
+    assert all(size < head_dim for size in HEAD_DIMS if size < padded)
 
 
 def test_head_dims_are_padded_apart():
@@ -73,7 +72,7 @@ def test_head_dims_are_padded_apart():
     assert (planned.head_dim, planned.head_dim_v) == (96, 192)
 
 
-@pytest.mark.parametrize("mask", table.ANY)
+@pytest.mark.parametrize("mask", ANY)
 @pytest.mark.parametrize("head_dims", [(192, 128), (136, 64)])
 def test_a_narrow_v_has_a_row_of_its_own(head_dims, mask):
     tile = table.forward_tile(*head_dims, mask)
@@ -82,7 +81,7 @@ def test_a_narrow_v_has_a_row_of_its_own(head_dims, mask):
 
 def test_head_dim_above_the_table():
     with pytest.raises(ValueError, match="head_dim 264 exceeds"):
-        table.padded_head_dim(264)
+        padded_head_dim(264)
     with pytest.raises(LookupError, match="head_dim_v 264"):
         table.backward_tile(64, 264, MaskKind.FULL)
 

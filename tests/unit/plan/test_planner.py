@@ -12,10 +12,11 @@ from hopperflash.plan import (
     Buffer,
     POperand,
     arch_of,
+    family,
     make_plan,
     planner,
-    sm90,
     supports,
+    tiles,
     tiles_sm90,
 )
 from hopperflash.plan.backends import BACKENDS
@@ -114,27 +115,27 @@ def test_refusal_lists_every_backend():
         assert "dropout_p 0.5" in mine
         assert "alibi_slopes" in mine
     assert "sm90: its kernels cannot mask a window (left 3, right 0) yet" in reasons
-    assert "sm80: its kernels are not written yet" in reasons
+    assert "sm80: its kernels cannot mask a window (left 3, right 0) yet" in reasons
     assert "cpu: arch is sm_90a, not cpu" in reasons
     assert supports(given, SM90, "backward").reasons == reasons
     assert isinstance(refused.value, NotImplementedError)
 
 
 def test_infeasible_tile_is_refused_with_its_numbers(monkeypatch):
-    row = tiles_sm90.ForwardTile(64, 64, tiles_sm90.ANY, 192, 256, POperand.REGISTERS, "an edit")
+    row = tiles_sm90.ForwardTile(64, 64, tiles.ANY, 192, 256, POperand.REGISTERS, "an edit")
     monkeypatch.setattr(tiles_sm90, "FORWARD_TILES", (row,))
     planner._plan.cache_clear()
     with pytest.raises(UnsupportedProblem, match="tile 192x256 at head_dim 64") as refused:
-        make_plan(problem(), SM90)
+        make_plan(problem(), SM90, backend="sm90")
     assert "acc_S 128 + acc_O 32 + P 64 + overhead 24" in str(refused.value)
 
 
 def test_infeasible_backward_tile_is_refused_with_its_numbers(monkeypatch):
-    row = tiles_sm90.BackwardTile(64, 64, tiles_sm90.ANY, 192, 128, 2, 2, "an edit")
+    row = tiles_sm90.BackwardTile(64, 64, tiles.ANY, 192, 128, 2, 2, "an edit")
     monkeypatch.setattr(tiles_sm90, "BACKWARD_TILES", (row,))
     planner._plan.cache_clear()
     with pytest.raises(UnsupportedProblem, match="tile 192x128 at head_dim 64") as refused:
-        make_plan(problem(), SM90, "backward")
+        make_plan(problem(), SM90, "backward", "sm90")
     assert "acc_dV 32 + acc_dK 32 + acc_S 96 + acc_dP 96 + overhead 24" in str(refused.value)
     assert make_plan(problem(), SM90)
 
@@ -172,12 +173,6 @@ def test_cpu_refuses(options, reason):
 def test_cpu_wants_cpu_tensors():
     answer = supports(problem(device="cuda:0"), CPU)
     assert "cpu: the tensors are on cuda:0, not on the cpu" in answer.reasons
-
-
-def test_ampere_is_refused_until_its_kernels_exist():
-    answer = supports(problem(), SM80)
-    assert "sm90: arch sm_80 has no wgmma" in answer.reasons
-    assert "sm80: its kernels are not written yet" in answer.reasons
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -225,4 +220,4 @@ def test_operands_tma_cannot_read_are_copied(change, reason):
     ids=["heads before sequence", "batch inside", "odd strides of length 1", "16-byte base"],
 )
 def test_operands_tma_reads_in_place(operand):
-    assert sm90.tma_refusal(operand, itemsize=2) is None
+    assert family.read_refusal(operand, 2, "TMA") is None

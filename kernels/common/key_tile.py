@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cutlass import Int32
 
-from ...common.block_range import QueryBlockRange, Seqlens
+from .block_range import QueryBlockRange, Seqlens
 
 
 class KeyTile(NamedTuple):

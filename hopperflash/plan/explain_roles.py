@@ -1,0 +1,80 @@
+"""What the threads of a kernel do and where its operands come from, in words for `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.budget import registers
+from hopperflash.plan.config import (
+    BackwardConfig,
+    BackwardConfigSm80,
+    ForwardConfig,
+    ForwardConfigSm80,
+    MainConfig,
+)
+
+
+def operand_notes(config: MainConfig) -> str:
+    """Stages, and operands that do not come from shared memory as a matter of course."""
+    if isinstance(config, ForwardConfig):
+        source = f"P V takes P from {config.p_operand.value}"
+        return f"{config.stages_kv} stages of K and of V; {source}"
+    if isinstance(config, ForwardConfigSm80):
+        Q = "registers, loaded once" if config.q_in_registers else "shared memory"
+        return f"{config.stages_kv} stages of K and of V; Q K^T takes Q from {Q}"
+    if isinstance(config, BackwardConfig):
+        stages = f"{config.stages_q} stages of Q and {config.stages_do} of dO"
+    else:
+        stages = f"{config.stages} stages of Q and of dO"
+    return f"{stages}; dV and dK take P and dS from {config.p_operand.value}"
+
+
+def roles(config: MainConfig, arch: ArchSpec) -> Iterator[str]:
+    """Who loads, multiplies and stores."""
+    if isinstance(config, ForwardConfig):
+        yield from _hopper_forward(config, arch)
+    elif isinstance(config, BackwardConfig):
+        yield from _hopper_backward(config, arch)
+    else:
+        share = _ampere_share(config)
+        yield (
+            f"{config.warps} warps of {share} each; all of them load (cp.async), compute"
+            " (mma.sync, softmax) and store"
+        )
+
+
+def _hopper_forward(config: ForwardConfig, arch: ArchSpec) -> Iterator[str]:
+    rows = config.tile_m // config.consumer_warpgroups
+    yield f"warpgroup 0: producer (TMA loads), {config.registers_producer} registers"
+    yield (
+        f"warpgroups 1-{config.consumer_warpgroups}: consumers of {rows} rows each (wgmma,"
+        f" softmax, store), {config.registers_consumer} registers"
+    )
+    yield _claim(config, arch)
+
+
+def _hopper_backward(config: BackwardConfig, arch: ArchSpec) -> Iterator[str]:
+    store = ", warp 1 adds dQ tiles" if config.needs("dq") else ""
+    yield f"warpgroup 0: warp 0 loads{store} (TMA), {config.registers_producer} registers"
+    keys = _keys(config.tile_n // config.key_warpgroups, config.key_shares)
+    yield (
+        f"warpgroups 1-{config.consumer_warpgroups}: consumers of {keys} each"
+        f" (wgmma, softmax, store), {config.registers_consumer} registers"
+    )
+    yield _claim(config, arch)
+
+
+def _ampere_share(config: ForwardConfigSm80 | BackwardConfigSm80) -> str:
+    if isinstance(config, ForwardConfigSm80):
+        return f"{config.tile_m // config.warps} rows"
+    return _keys(config.tile_n // config.key_warps, config.key_shares)
+
+
+def _keys(keys: int, shares: int) -> str:
+    return f"{keys} keys" + (f" and 1/{shares} of the columns" if shares > 1 else "")
+
+
+def _claim(config: ForwardConfig | BackwardConfig, arch: ArchSpec) -> str:
+    budget = registers(config, arch)
+    return f"{config.threads} threads claim {budget.claimed} registers of {budget.pool}"

@@ -1,0 +1,248 @@
+"""What the GPU backends have in common: limits, copies, launches and buffers.
+
+Their kernels take the same operands in the same order, over the same grids, so one backend differs
+from another only in what `KernelFamily` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.config import (
+    BackwardConfig,
+    BackwardConfigSm80,
+    ForwardConfig,
+    ForwardConfigSm80,
+    PostprocessConfig,
+    PreprocessConfig,
+)
+from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
+from hopperflash.plan.support import Support
+from hopperflash.problem import (
+    GRADIENTS,
+    AttnProblem,
+    Direction,
+    DType,
+    MaskKind,
+    OperandFacts,
+    Signature,
+)
+
+FORWARD_OPERANDS = ("q", "k", "v", "out", "lse", "softmax_scale")
+
+PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "BackwardPreprocess")
+PREPROCESS_OPERANDS = ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
+BACKWARD_INPUTS = ("q", "k", "v", "dout", "lse_log2", "delta", "dq_acc", "dq_turn")
+POSTPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_postprocess", "BackwardPostprocess")
+POSTPROCESS_OPERANDS = ("dq_acc", "dq", "softmax_scale")
+
+VECTOR_BYTES = 16
+GRID_YZ_MAX = 65535
+# Device coordinates are 32-bit and run past a sequence by less than one tile.
+SEQLEN_MAX = 2**31 - 256
+# The row maximum is taken before scaling, which asks for a positive scale, and the scale is
+# multiplied by log2(e) in fp32.
+SCALE_RANGE = (2.0**-126, 2.0**127)
+
+
+ForwardT = TypeVar("ForwardT", ForwardConfig, ForwardConfigSm80)
+BackwardT = TypeVar("BackwardT", BackwardConfig, BackwardConfigSm80)
+
+
+@dataclass(frozen=True)
+class KernelFamily(Generic[ForwardT, BackwardT]):
+    """The kernels of a backend.
+
+    `feature` is what they need of an arch and `reader` what they read operands with, as reasons
+    name them. A configuration comes with where its tile is from.
+    """
+
+    feature: str
+    reader: str
+    forward: KernelRef
+    backward: KernelRef
+    forward_config: Callable[[AttnProblem, ArchSpec], tuple[ForwardT, str]]
+    backward_config: Callable[[AttnProblem, ArchSpec], tuple[BackwardT, str]]
+    check: Callable[[ForwardT | BackwardT, ArchSpec, DType], Support]
+
+    def supports(self, problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
+        """Whether the kernels compute `problem` on `arch`."""
+        reasons = []
+        if self.feature not in arch.features:
+            reasons.append(f"arch {arch.name} has no {self.feature.replace('_', '.')}")
+        if problem.mask.kind is MaskKind.WINDOW:
+            reasons.append(f"its kernels cannot mask a {problem.mask} yet")
+        if problem.softcap > 0.0:
+            reasons.append(f"softcap {problem.softcap}: its kernels do not cap scores yet")
+        reasons += _limit_reasons(problem)
+        if not reasons:
+            reasons += self._tile_reasons(problem, arch, direction)
+        return Support.unless(reasons)
+
+    def steps(self, problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Steps:
+        """The launches of one direction."""
+        if direction == "forward":
+            return self._forward_steps(problem, arch)
+        if not problem.gradients:
+            return Steps(reasons=("no gradient is asked for: nothing is launched",))
+        return self._backward_steps(problem, arch)
+
+    def _copies(self, problem: AttnProblem) -> tuple[Copy, ...]:
+        """Operands that cannot be read in place."""
+        return tuple(
+            Copy(name, reason)
+            for name, facts in problem.operands
+            if (reason := read_refusal(facts, problem.dtype.itemsize, self.reader))
+        )
+
+    def _forward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
+        """One launch, one CTA per tile of queries, query head and batch entry."""
+        p = problem
+        config, source = self.forward_config(p, arch)
+        grid = (_ceil_div(p.seqlen_q, config.tile_m), p.heads_q, p.batch)
+        spec = KernelSpec(self.forward, config, p.signature, arch.name)
+        return Steps(
+            calls=(KernelCall(spec, FORWARD_OPERANDS, grid),),
+            copies=self._copies(p),
+            results=(
+                Buffer("out", (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), p.dtype.value),
+                Buffer("lse", (p.batch, p.heads_q, p.seqlen_q), "float32"),
+            ),
+            reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}",),
+        )
+
+    def _backward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
+        """Statistics of the rows, the gradients, and dQ in the input dtype."""
+        p = problem
+        config, source = self.backward_config(p, arch)
+        # Only dQ is added up by several CTAs, so only dQ needs an order.
+        config = replace(
+            config,
+            deterministic=p.deterministic and "dq" in p.gradients,
+            gradients=p.gradients,
+        )
+        query_blocks = _ceil_div(p.seqlen_q, config.tile_m)
+        statistic = (p.batch, p.heads_q, query_blocks * config.tile_m)
+        # What no kernel touches still needs an argument: the smallest that its descriptor allows.
+        accumulator = _shape("dq", p) if "dq" in p.gradients else (1, 1, 1, 8)
+        turns = (p.batch, p.heads_q, query_blocks) if config.deterministic else (1, 1, 1)
+        narrowed = p.gradients != GRADIENTS
+        asked: tuple[str, ...] = (f"only {', '.join(p.gradients)} asked for",) if narrowed else ()
+        return Steps(
+            calls=tuple(_backward_calls(p, self.backward, config, arch)),
+            copies=self._copies(p),
+            workspaces=(
+                Buffer("lse_log2", statistic, "float32"),
+                Buffer("delta", statistic, "float32"),
+                Buffer("dq_acc", accumulator, "float32"),
+                Buffer("dq_turn", turns, "int32", zeroed=config.deterministic),
+            ),
+            results=tuple(Buffer(name, _shape(name, p), p.dtype.value) for name in p.gradients),
+            reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}", *asked),
+        )
+
+    def _tile_reasons(
+        self, problem: AttnProblem, arch: ArchSpec, direction: Direction
+    ) -> list[str]:
+        """The arithmetic that rules the table's tile out, so that a bad edit is not launched."""
+        config: ForwardT | BackwardT
+        if direction == "forward":
+            config, _ = self.forward_config(problem, arch)
+        else:
+            config, _ = self.backward_config(problem, arch)
+        name = (
+            f"tile {config.tile_m}x{config.tile_n} at head_dim {config.head_dim},"
+            f" head_dim_v {config.head_dim_v}"
+        )
+        return [f"{name}: {reason}" for reason in self.check(config, arch, problem.dtype).reasons]
+
+
+def read_refusal(facts: OperandFacts, itemsize: int, reader: str) -> str | None:
+    """Why `reader` cannot read an operand in place, or None where it can.
+
+    TMA and cp.async move 16 bytes along a row, which takes an aligned base, a last stride of 1, and
+    every other stride a positive multiple of 16 bytes. The stride of a dimension of length 1 is
+    never used and may be anything.
+    """
+    if facts.alignment % VECTOR_BYTES:
+        return f"base address aligned to {facts.alignment} bytes, {reader} wants {VECTOR_BYTES}"
+    *outer, (last_length, last_stride) = zip(facts.shape, facts.strides, strict=True)
+    if last_length > 1 and last_stride != 1:
+        return f"last stride {last_stride}, {reader} wants 1"
+    step = VECTOR_BYTES // itemsize
+    bad = [stride for length, stride in outer if length > 1 and (stride <= 0 or stride % step)]
+    if bad:
+        found = ", ".join(map(str, bad))
+        multiple = f"a positive multiple of {step} elements ({reader})"
+        return f"strides {facts.strides}: {found} not {multiple}"
+    return None
+
+
+def _backward_calls(
+    problem: AttnProblem,
+    main: KernelRef,
+    config: BackwardConfig | BackwardConfigSm80,
+    arch: ArchSpec,
+) -> Iterator[KernelCall]:
+    """Before, main and after; nothing comes after where dQ is not asked for.
+
+    A gradient that is not asked for is never written: its place is taken by its input. The kernels
+    before and after see no mask, so they are compiled once for all of them.
+    """
+    p = problem
+    rowwise = Signature(p.dtype, MaskKind.FULL, softcap=False)
+    padded_q = _ceil_div(p.seqlen_q, config.tile_m) * config.tile_m
+    before = PreprocessConfig(zero_dq=config.needs("dq"))
+    yield KernelCall(
+        KernelSpec(PREPROCESS, before, rowwise, arch.name),
+        PREPROCESS_OPERANDS,
+        (_ceil_div(padded_q, before.rows), p.heads_q, p.batch),
+    )
+    gradients = tuple(name if config.needs(name) else name[1:] for name in ("dk", "dv"))
+    yield KernelCall(
+        KernelSpec(main, config, p.signature, arch.name),
+        (*BACKWARD_INPUTS, *gradients, "softmax_scale"),
+        (_ceil_div(p.seqlen_k, config.tile_n), p.heads_k, p.batch),
+    )
+    if config.needs("dq"):
+        after = PostprocessConfig()
+        yield KernelCall(
+            KernelSpec(POSTPROCESS, after, rowwise, arch.name),
+            POSTPROCESS_OPERANDS,
+            (_ceil_div(p.seqlen_q, after.rows), p.heads_q, p.batch),
+        )
+
+
+def _shape(gradient: str, problem: AttnProblem) -> tuple[int, ...]:
+    p = problem
+    return {
+        "dq": (p.batch, p.seqlen_q, p.heads_q, p.head_dim),
+        "dk": (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
+        "dv": (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
+    }[gradient]
+
+
+def _limit_reasons(problem: AttnProblem) -> list[str]:
+    reasons = [
+        f"{name} {size} exceeds {limit} ({why})"
+        for name, size, limit, why in (
+            ("heads", problem.heads_q, GRID_YZ_MAX, "grid y"),
+            ("batch", problem.batch, GRID_YZ_MAX, "grid z"),
+            ("seqlen_q", problem.seqlen_q, SEQLEN_MAX, "32-bit coordinates"),
+            ("seqlen_k", problem.seqlen_k, SEQLEN_MAX, "32-bit coordinates"),
+        )
+        if size > limit
+    ]
+    low, high = SCALE_RANGE
+    if not low <= problem.softmax_scale <= high:
+        reasons.append(
+            f"softmax_scale {problem.softmax_scale:g}: its kernels take {low:.3g} to {high:.3g}"
+        )
+    return reasons
+
+
+def _ceil_div(size: int, step: int) -> int:
+    return -(-size // step)

@@ -1,0 +1,1 @@
+"""The Ampere backward: `kernel` wires, `mainloop` streams Q and dO, `epilogue` stores dK and dV."""

@@ -1,0 +1,1 @@
+"""The Ampere forward: `kernel` wires, `mainloop` streams K and V, `epilogue` stores."""

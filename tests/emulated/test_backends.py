@@ -1,0 +1,116 @@
+"""Three implementations of one definition: sm90, sm80 and cpu, held against each other and fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+import hopperflash
+from hopperflash import InvalidArgument, UnsupportedProblem
+from tests.support.cases import check_forward
+from tests.support.gradient_cases import BackwardCase, check_backward
+
+pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("backends")]
+
+PLACES = (("sm90", "sm_90a"), ("sm80", "sm_90a"), ("sm80", "sm_86"), ("cpu", "sm_80"))
+
+
+def _attention(backend: str) -> Any:
+    def attention(*operands: torch.Tensor, **options: Any) -> Any:
+        return hopperflash.flash_attn_func(*operands, backend=backend, **options)
+
+    return attention
+
+
+def _check_everywhere(case: BackwardCase, schedule: str, seed: int) -> None:
+    """Results and gradients of one problem by every backend, by the tolerance rule."""
+    for backend, arch in PLACES:
+        with hopperflash.emulate(arch, schedule=schedule, seed=seed) as run:
+            check_forward(case, _attention(backend), seed=seed)
+            check_backward(case, _attention(backend), seed=seed)
+        assert run.hazards == []
+        assert all(backend in info.kernel_name or "process" in info.kernel_name
+                   for info in run.launches)  # fmt: skip
+        assert bool(run.launches) == (backend != "cpu")
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> BackwardCase:
+    """Any dense problem of a few tiles."""
+    head_dims = st.integers(1, 32).map(lambda eights: 8 * eights)
+    heads_k = draw(st.integers(1, 2))
+    return BackwardCase(
+        "random",
+        dtype=draw(st.sampled_from(("bf16", "fp16"))),
+        batch=draw(st.integers(1, 2)),
+        seqlen_q=draw(st.integers(1, 200)),
+        seqlen_k=draw(st.integers(1, 200)),
+        heads_k=heads_k,
+        heads_q=heads_k * draw(st.integers(1, 3)),
+        head_dim=draw(head_dims),
+        head_dim_v=draw(head_dims),
+        causal=draw(st.booleans()),
+        dlse=draw(st.booleans()),
+        deterministic=draw(st.booleans()),
+    )
+
+
+SETTINGS = {
+    "deadline": None,
+    "database": None,
+    "phases": (Phase.explicit, Phase.generate),
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+@settings(max_examples=1, derandomize=True, **SETTINGS)
+@given(problems(), st.sampled_from(("eager", "lazy", "random")), st.integers(0, 2**16))
+@example(BackwardCase("pinned", seqlen_q=70, seqlen_k=65, heads_q=2, causal=True), "lazy", 0)
+def test_backends_agree(case: BackwardCase, schedule: str, seed: int) -> None:
+    _check_everywhere(case, schedule, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=40, **SETTINGS)
+@given(problems(), st.sampled_from(("eager", "lazy", "random")), st.integers(0, 2**16))
+def test_backends_agree_on_many(case: BackwardCase, schedule: str, seed: int) -> None:
+    _check_everywhere(case, schedule, seed)
+
+
+def _operands() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(1, 33, 1, 64).bfloat16().requires_grad_() for _ in range(3))
+
+
+def test_a_backend_is_asked_for_by_context_and_by_call() -> None:
+    operands = _operands()
+    with hopperflash.emulate("sm_90a") as run, hopperflash.use_backend("sm80"):
+        out = hopperflash.flash_attn_func(*operands)
+        hopperflash.flash_attn_func(*operands, backend="sm90")
+    out.sum().backward()  # where the forward ran, after the blocks have ended
+    names = [info.kernel_name for info in run.launches]
+    assert [name.split("_")[2] for name in names[:2]] == ["sm80", "sm90"]
+    assert names[3].startswith("hopperflash_bwd_sm80")
+    assert hopperflash.make_plan(*operands).backend == "cpu"
+
+
+def test_what_the_asked_for_backend_cannot_do_is_refused() -> None:
+    operands = _operands()
+    with pytest.raises(UnsupportedProblem, match=r"sm80: arch cpu has no mma\.sync"):
+        hopperflash.flash_attn_func(*operands, backend="sm80")
+    with hopperflash.emulate("sm_80"):
+        with pytest.raises(UnsupportedProblem, match="sm90: arch sm_80 has no wgmma"):
+            hopperflash.flash_attn_func(*operands, backend="sm90")
+        assert not hopperflash.supports(*operands, backend="sm90")
+        assert "as asked for" in hopperflash.explain(*operands, backend="cpu")
+    with pytest.raises(InvalidArgument, match="'wgmma': give one of sm90, sm80, cpu"):
+        hopperflash.flash_attn_func(*operands, backend="wgmma")
+    with (
+        pytest.raises(InvalidArgument, match="'sm70': give one of"),
+        hopperflash.use_backend("sm70"),
+    ):
+        pass
