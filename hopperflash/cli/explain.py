@@ -50,7 +50,10 @@ def plan_of(options: ExplainOptions) -> plan.LaunchPlan:
     attention = AttnOptions(
         causal=causal, window_size=window_of(options.window), softcap=options.softcap
     )
-    v_shape = (*sizes.k_shape[:3], options.head_dim_v or sizes.head_dim)
+    v_shape = (
+        *sizes.k_shape[:3],
+        sizes.head_dim if options.head_dim_v is None else options.head_dim_v,
+    )
     problem = build_problem(facts(sizes.q_shape), facts(sizes.k_shape), facts(v_shape), attention)
     return plan.make_plan(problem, arch, cast(Direction, options.direction), options.backend)
 

@@ -20,11 +20,11 @@ from cutlass.cute.nvgpu import warpgroup
 from hopperflash.plan.config import BackwardConfig, POperand
 
 from ...common import gradients
+from ...common.key_tile import KeyTile
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
 from .. import copies, wgmma
 from .storage import Barrier, Pipelines, SmemTensors
-from .tiles import KeyTile
 
 
 @dataclass(frozen=True)
