@@ -10,8 +10,8 @@ dtype, and no test carries numbers of its own.
 A gradient may be 0 because large terms cancel: with a single key dS = P (dP - delta) = 0, while dP
 and delta are sums of |dO| |V|. No fp32 algorithm gets closer than the rounding of such sums, and
 `low` may cancel exactly, so `terms`, what the absolute values of the terms add up to, widens the
-bound by 2^-23 max|terms|. Where nothing cancels that is far below the other parts. An LSE is its own
-term: fp32 cannot hold it better than to its last bits, also where `low` is exact by luck.
+bound by 2^-23 max|terms|. Where nothing cancels that is far below the other parts. An LSE is its
+own term: fp32 cannot hold it better than to its last bits, also where `low` is exact by luck.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def arch_of(name: str) -> ArchSpec:
         return text.lower().replace("_", "").removesuffix("a")
 
     for arch in ARCHS:
-        if bare(arch.name) == bare(name):
+        if bare(arch.name) == bare(str(name)):
             return arch
     known = ", ".join(arch.name for arch in ARCHS)
     raise InvalidArgument(f"unknown arch {name!r}: give one of {known}")

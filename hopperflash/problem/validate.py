@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -15,6 +14,8 @@ from hopperflash.problem.problem import GRADIENTS, AttnProblem, OperandFacts
 
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
+FP32_MAX = (2.0 - 2.0**-23) * 2.0**127
+FP32_TINY = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ def build_problem(
         *_device_reasons(operands),
         *_option_reasons(options),
     ]
-    mask = MaskSpec()
+    mask, causal = MaskSpec(), isinstance(options.causal, int) and bool(options.causal)
     try:
-        mask = MaskSpec.canonical(options.causal, options.window_size)
+        mask = MaskSpec.canonical(causal, options.window_size)
     except InvalidArgument as refused:
         reasons += refused.reasons
     dtype = DType.of(q.dtype)
@@ -192,11 +193,19 @@ def _option_reasons(options: AttnOptions) -> list[str]:
         for name, value in numbers.items()
         if not isinstance(value, Real)
     ]
+    switches = ("causal", "deterministic", "return_attn_probs")
+    reasons += [
+        f"{name} is {value!r}: give True or False"
+        for name in switches
+        if not isinstance(value := getattr(options, name), int)
+    ]
     dropout_p, softcap, scale = map(numbers.get, ("dropout_p", "softcap", "softmax_scale"))
     if isinstance(dropout_p, Real) and not 0.0 <= dropout_p < 1.0:
         reasons.append(f"dropout_p is {dropout_p}: give a probability in [0, 1)")
-    if isinstance(scale, Real) and not math.isfinite(scale):
-        reasons.append(f"softmax_scale is {scale}: give a finite number, or None for 1/sqrt(d)")
-    if isinstance(softcap, Real) and not 0.0 <= softcap < math.inf:
-        reasons.append(f"softcap is {softcap}: give a finite number >= 0 (0 for none)")
+    if isinstance(scale, Real) and not -FP32_MAX <= scale <= FP32_MAX:
+        reasons.append(
+            f"softmax_scale is {scale}: give a number that fp32 holds, or None for 1/sqrt(d)"
+        )
+    if isinstance(softcap, Real) and softcap != 0 and not FP32_TINY <= softcap <= FP32_MAX:
+        reasons.append(f"softcap is {softcap}: give a positive number that fp32 holds, or 0")
     return reasons

@@ -28,13 +28,15 @@ def accept(**operands: object) -> tuple[Tensor, ...]:
         elif value.device.type not in ("cpu", "cuda"):
             reasons.append(f"{name} is on {value.device}: give tensors on cpu or cuda")
         else:
-            tensors.append(_autocast(value))
+            tensors.append(_concrete(value))
     if reasons:
         raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
     return tuple(tensors)
 
 
-def _autocast(tensor: Tensor) -> Tensor:
+def _concrete(tensor: Tensor) -> Tensor:
+    # Kernels read memory as it lies, so a lazily negated view is made real.
+    tensor = tensor.resolve_neg()
     device_type = tensor.device.type
     if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device_type):
         return tensor

@@ -7,7 +7,7 @@ import torch
 
 import hopperflash
 from hopperflash import InvalidArgument, UnsupportedProblem
-from hopperflash.runtime import emulation
+from hopperflash.runtime import emulation, tensors
 
 
 def qkv(*, seqlen: int = 16, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16):
@@ -60,6 +60,32 @@ def test_every_reason_comes_at_once():
         "dropout_p is None: give a number",
     ):
         assert reason in text
+
+
+def test_options_of_the_wrong_kind_are_refused():
+    q, k, v = qkv()
+    options = {
+        "causal": torch.tensor([True, False]),
+        "deterministic": [1],
+        "return_attn_probs": "no",
+        "softmax_scale": 1e39,
+        "softcap": 1e-310,
+    }
+    answer = hopperflash.supports(q, k, v, **options)
+    assert [name for name in options if any(name in reason for reason in answer.reasons)] == [
+        *options
+    ]
+    assert "unknown arch 90" in hopperflash.supports(q, k, v, arch=90).reasons[0]
+
+
+def test_a_negated_view_counts_with_its_sign():
+    q, k, v = qkv()
+    negated = torch._neg_view(q)
+    assert torch.equal(
+        hopperflash.flash_attn_func(negated, k, v), hopperflash.flash_attn_func(-q, k, v)
+    )
+    (accepted,) = tensors.accept(q=negated)
+    assert not accepted.is_neg()
 
 
 def test_fp32_needs_autocast():
