@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from .decode import Op, decode_elementwise, unknown
 from .ops_async import ASYNC_OPS
 from .ops_call import CALL_OPS
@@ -17,6 +19,28 @@ EFFECTS = {
     **MEMORY_OPS, **ASYNC_OPS, **CLUSTER_OPS, **TENSORMAP_OPS, **SYNC_OPS, **WARP_OPS, **CALL_OPS,
 }  # fmt: skip
 
+# What may follow an opcode whose decoder looks at no modifier itself: nothing else is executed.
+SPELLINGS = {
+    "applypriority": r"(\.global)?\.L2::evict_normal",
+    "cp.async.bulk.commit_group": "",
+    "cp.async.bulk.prefetch": r"\.(L2\.global|tensor\.[1-5]d\.L2\.global(\.tile)?)(\.L2::cache_hint)?",
+    "cp.async.bulk.wait_group": r"(\.read)?",
+    "cp.async.commit_group": "",
+    "cp.async.wait_all": "",
+    "cp.async.wait_group": "",
+    "discard": r"(\.global)?\.L2",
+    "griddepcontrol": r"\.(launch_dependents|wait)",
+    "nanosleep": r"\.u32",
+    "pmevent": r"(\.mask)?",
+    "prefetch": r"(\.(global|local))?\.(L1|L2(::evict_(last|normal))?)",
+    "prefetch.tensormap": "",
+    "prefetchu": r"\.L1",
+    "setmaxnreg": r"\.(inc|dec)\.sync\.aligned\.u32",
+    "wgmma.commit_group": r"\.sync\.aligned",
+    "wgmma.fence": r"\.sync\.aligned",
+    "wgmma.wait_group": r"\.sync\.aligned",
+}
+
 
 def decode(ins: Instruction) -> list[Op]:
     """The operations of an instruction, or UnknownInstruction."""
@@ -25,7 +49,10 @@ def decode(ins: Instruction) -> list[Op]:
         return elementwise
     parts = ins.parts
     for length in range(min(len(parts), 5), 0, -1):
-        decoder = EFFECTS.get(".".join(parts[:length]))
+        root = ".".join(parts[:length])
+        decoder = EFFECTS.get(root)
         if decoder is not None:
+            if not re.fullmatch(SPELLINGS.get(root, ".*"), ins.opcode[len(root) :]):
+                raise unknown(ins)
             return [decoder(ins)]
     raise unknown(ins)

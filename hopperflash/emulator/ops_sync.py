@@ -191,8 +191,9 @@ _MBARRIER: dict[str, Callable[[Instruction], Op]] = {
 def decode_fence(ins: Instruction) -> Op:
     """Memory fences; only fence.proxy.async matters here, for the proxy hazard check."""
     if not re.match(
-        r"(fence(\.(proxy\.(async(\.\S+)?|alias|tensormap\S*)|mbarrier_init\.release\.cluster|"
-        r"(sc|acq_rel|acquire|release)(\.\S+)?))|membar\.(cta|gl|sys|gpu))$",
+        r"(fence(\.(proxy\.(async(\.(global|shared::(cta|cluster)))?|alias|tensormap::generic"
+        r"(\.(acquire|release)\.(cta|cluster|gpu|sys))?)|mbarrier_init\.release\.cluster|"
+        r"(sc|acq_rel|acquire|release)(\.(cta|cluster|gpu|sys))?))|membar\.(cta|gl|sys|gpu))$",
         ins.opcode,
     ):
         raise unknown(ins)
