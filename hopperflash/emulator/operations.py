@@ -23,7 +23,9 @@ EFFECTS = {
 SPELLINGS = {
     "applypriority": r"(\.global)?\.L2::evict_normal",
     "cp.async.bulk.commit_group": "",
-    "cp.async.bulk.prefetch": r"\.(L2\.global|tensor\.[1-5]d\.L2\.global(\.tile)?)(\.L2::cache_hint)?",
+    "cp.async.bulk.prefetch": (
+        r"\.(L2\.global|tensor\.[1-5]d\.L2\.global(\.tile)?)(\.L2::cache_hint)?"
+    ),
     "cp.async.bulk.wait_group": r"(\.read)?",
     "cp.async.commit_group": "",
     "cp.async.wait_all": "",
