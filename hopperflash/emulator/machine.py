@@ -27,6 +27,8 @@ from .scheduler import ClusterScheduler
 from .tracker import Tracker
 
 _MAX_RESIDENT_CLUSTERS = 132
+# Rounds in which every resident cluster only polls, before another one is admitted.
+_POLL_ROUNDS = 16
 CHECKS = ("full", "basic")
 """All hazards, or only those that cost no record of every access."""
 # Unique across launches: register views cache values per CTA.
@@ -166,20 +168,24 @@ class Machine:
     ) -> Iterator[ClusterScheduler]:
         """Yield each cluster when it has finished."""
         company = self.async_work.company()
+        polls = 0
         while True:
             while len(resident) < company and self._admit(resident, waiting):
                 pass
             if not resident:
                 return
-            moved = False
+            moved = polled = False
             for scheduler in list(resident):
-                if self._advance(scheduler, len(resident) > 1):
-                    moved = True
+                steps, idle = self._advance(scheduler, len(resident) > 1)
+                moved |= steps > idle
+                polled |= steps > 0
                 if scheduler.done:
                     yield scheduler
-            if moved or self._complete_load(resident):
+            polls = 0 if moved else polls + polled
+            if moved or self._complete_load(resident) or (polled and polls < _POLL_ROUNDS):
                 continue
             if len(resident) < _MAX_RESIDENT_CLUSTERS and self._admit(resident, waiting):
+                polls = 0
                 continue
             refused = [scheduler.refuse_waits() for scheduler in resident]
             if not any(refused):
@@ -189,22 +195,25 @@ class Machine:
         awaited = {id(barrier) for scheduler in resident for barrier in scheduler.awaited()}
         return self.async_work.complete_one(awaited)
 
-    def _advance(self, scheduler: ClusterScheduler, crowded: bool) -> bool:
-        """Run a cluster until it stops, or for a while where others are resident too."""
+    def _advance(self, scheduler: ClusterScheduler, crowded: bool) -> tuple[int, int]:
+        """Run a cluster until it stops, or for a while where others are resident too.
+
+        Returns the steps, and how many of the last ones only polled.
+        """
         steps = 0
         idle = 0
         turn = self.async_work.turn()
         while not scheduler.done and scheduler.step():
             steps += 1
-            if all(f.yielded for f in scheduler.fragments if f.condition is None):
+            if scheduler.only_polls():
                 idle += 1
                 if idle > 16 + 2 * len(scheduler.fragments):
-                    return steps > idle
+                    break
             else:
                 idle = 0
             if crowded and steps >= turn:
                 break
-        return steps > 0
+        return steps, idle
 
     def _chosen(self) -> Iterator[list[Index3]]:
         """The clusters to execute, in launch order."""

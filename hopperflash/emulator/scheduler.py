@@ -172,6 +172,15 @@ class ClusterScheduler:
             self.fragments.remove(other)
         return fragment
 
+    def only_polls(self) -> bool:
+        """Can nothing run but what has polled in vain?
+
+        Lanes that wait for the rest of their warp to reach a collective operation cannot.
+        """
+        return all(
+            f.yielded or not self._converged(f) for f in self.fragments if f.condition is None
+        )
+
     def _converged(self, fragment: Fragment) -> bool:
         kind = self.program.segments[fragment.at].collective
         if not kind:
