@@ -1,7 +1,7 @@
 """Synchronisation broken on purpose, instruction by instruction: nothing may go unnoticed.
 
 The default run breaks each kind of synchronisation everywhere at once and at one place; the slow
-one breaks every single instruction. `docs/emulator_mutants.md` is the table of the outcome.
+one breaks every single instruction. `docs/emulator_mutants.md` lists the harmless ones.
 """
 
 from __future__ import annotations
