@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hopperflash import analysis, emulator
-    from hopperflash.api import explain, flash_attn_func, make_plan, supports
+    from hopperflash.api import (
+        explain,
+        flash_attn_func,
+        flash_attn_varlen_func,
+        make_plan,
+        supports,
+    )
     from hopperflash.errors import InvalidArgument, UnsupportedProblem
     from hopperflash.runtime.emulation import emulate
     from hopperflash.runtime.preference import use_backend
@@ -26,6 +32,7 @@ __all__ = [
     "emulator",
     "explain",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "make_plan",
     "supports",
     "use_backend",
@@ -37,6 +44,7 @@ _HOMES = {
     "emulate": "runtime.emulation",
     "explain": "api",
     "flash_attn_func": "api",
+    "flash_attn_varlen_func": "api",
     "make_plan": "api",
     "supports": "api",
     "use_backend": "runtime.preference",

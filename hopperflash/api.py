@@ -10,6 +10,7 @@ from hopperflash import ops, plan
 from hopperflash.errors import HopperflashError
 from hopperflash.plan import ArchSpec, LaunchPlan, Support
 from hopperflash.problem import AttnOptions, AttnProblem, Direction, build_problem
+from hopperflash.problem.lengths import CU_SEQLENS, SEQUSED
 from hopperflash.runtime import device, preference, tensors
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class AttnKeywords(TypedDict, total=False):
     deterministic: bool
     return_attn_probs: bool
     return_lse: bool
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
 
 
 def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional order is a contract
@@ -91,6 +96,81 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
     )
     out, lse = ops.attention(launch_plan, *operands)
     return (out, lse) if return_lse else out
+
+
+def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order is a contract
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention within each of many sequences, packed one behind the other.
+
+    Options are those of `flash_attn_func`; masks are aligned in each sequence by its own lengths.
+
+    Args:
+        q: (total_q, heads_q, head_dim).
+        k: (total_k, heads_k, head_dim).
+        v: (total_k, heads_k, head_dim_v).
+        cu_seqlens_q: (sequences + 1,) int32, or int64 which is cast: sequence s has the rows
+            cu_seqlens_q[s] to cu_seqlens_q[s + 1] of q. Any may be empty.
+        cu_seqlens_k: the same for k and v.
+        max_seqlen_q, max_seqlen_k: for FlashAttention-2's signature, as int or 0-dim tensor. The
+            kernels read every length on the device, so no bound is needed and none is looked at.
+        seqused_q: (sequences,) how many of a sequence's rows count, from its first; default all.
+        seqused_k: the same for k and v.
+
+    Returns:
+        out (total_q, heads_q, head_dim_v) in the dtype of q; with `return_lse` also the natural-log
+        LSE (heads_q, total_q) in fp32. Rows that belong to no sequence, or do not count, see no
+        key: out 0, LSE -inf; and their gradients are 0, those of such rows of k and v too.
+
+    Raises:
+        InvalidArgument: as `flash_attn_func`; of CPU tensors also for offsets that descend or
+            leave the rows. Those on a GPU are not looked at, since that would synchronise.
+        UnsupportedProblem: no backend computes it here; lists every backend's reasons.
+    """
+    q, k, v = tensors.accept(q=q, k=k, v=v)
+    lengths = tensors.accept_lengths(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+    )
+    launch_plan = make_plan(
+        q,
+        k,
+        v,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+        backend=backend,
+        **(lengths or {}),
+    )
+    tensors.check_lengths(lengths or {}, (len(q), len(k)))
+    out, lse = ops.attention(launch_plan, q[None], k[None], v[None], lengths)
+    return (out[0], lse[0]) if return_lse else out[0]
 
 
 def supports(
@@ -156,7 +236,16 @@ def _problem(
     """The problem, the architecture to plan for, and the backend that was asked for, if one was."""
     alibi = options.pop("alibi_slopes", None) is not None
     options.pop("return_lse", None)  # the LSE is always computed
+    lengths = tensors.accept_lengths(
+        **{name: options.pop(name, None) for name in (*CU_SEQLENS, *SEQUSED)}
+    )
     q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.accept(q=q, k=k, v=v))
-    problem = build_problem(q_facts, k_facts, v_facts, AttnOptions(alibi=alibi, **options))
+    problem = build_problem(
+        q_facts,
+        k_facts,
+        v_facts,
+        AttnOptions(alibi=alibi, **options),
+        None if lengths is None else {name: tensors.facts(t) for name, t in lengths.items()},
+    )
     backend = backend or preference.preferred()
     return problem, device.target_arch(q.device, arch, backend), backend

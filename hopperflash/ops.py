@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hopperflash.errors import UnsupportedProblem
+from hopperflash.packed import packed_attention
 from hopperflash.plan import LaunchPlan, make_plan
-from hopperflash.problem import GRADIENTS, backward_problem
+from hopperflash.problem import GRADIENTS, AttnProblem, backward_problem
 from hopperflash.runtime import emulation
 from hopperflash.runtime.launch import execute
 from hopperflash.runtime.tensors import facts
 from hopperflash.streaming import streaming_attention
 
 
-def attention(plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a forward plan.
+def attention(
+    plan: LaunchPlan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a forward plan; `lengths` are those of packed sequences, in a batch of one.
 
     A plan without launches is that of the cpu backend, or of an empty problem on any backend; both
     are computed by `streaming_attention`, which has gradients.
     """
     if not plan.calls:
-        problem = plan.problem
-        return streaming_attention(
-            q,
-            k,
-            v,
-            problem.mask,
-            softmax_scale=problem.softmax_scale,
-            softcap=problem.softcap,
-        )
-    out, lse = _KernelAttention.apply(plan, q, k, v)  # type: ignore[no-untyped-call]
+        return _without_kernels(plan.problem, q, k, v, lengths)
+    out, lse = _KernelAttention.apply(plan, lengths or {}, q, k, v)  # type: ignore[no-untyped-call]
     return out, lse
+
+
+def _without_kernels(
+    problem: AttnProblem, q: Tensor, k: Tensor, v: Tensor, lengths: Mapping[str, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    scales = {"softmax_scale": problem.softmax_scale, "softcap": problem.softcap}
+    if lengths is None:
+        return streaming_attention(q, k, v, problem.mask, **scales)
+    if problem.is_empty:
+        # No row sees a key, whatever the lengths say, which may be on a GPU.
+        return streaming_attention(q, k[:, :0], v[:, :0], problem.mask, **scales)
+    return packed_attention(q, k, v, lengths, problem.mask, **scales)
 
 
 class _KernelAttention(torch.autograd.Function):
@@ -43,21 +55,29 @@ class _KernelAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        plan: LaunchPlan,
+        lengths: Mapping[str, Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> Any:
         ctx.plan, ctx.session = plan, emulation.session_of(q.device)
+        ctx.lengths = tuple(lengths)
         ctx.set_materialize_grads(False)
-        results = execute(plan, {"q": q, "k": k, "v": v}, ctx.session)
-        ctx.save_for_backward(q, k, v, results["out"], results["lse"])
+        results = execute(plan, {"q": q, "k": k, "v": v, **lengths}, ctx.session)
+        ctx.save_for_backward(q, k, v, results["out"], results["lse"], *lengths.values())
         return results["out"], results["lse"]
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         needed = tuple(
-            name for name, wanted in zip(GRADIENTS, ctx.needs_input_grad[1:], strict=True) if wanted
+            name for name, wanted in zip(GRADIENTS, ctx.needs_input_grad[2:], strict=True) if wanted
         )
         if not needed or (dout is None and dlse is None):
-            return None, None, None, None
-        q, k, v, out, lse = ctx.saved_tensors
+            return None, None, None, None, None
+        q, k, v, out, lse, *lengths = ctx.saved_tensors
         operands = {
             "q": q,
             "k": k,
@@ -66,6 +86,7 @@ class _KernelAttention(torch.autograd.Function):
             "dout": torch.zeros_like(out) if dout is None else dout,
             "lse": lse,
             "dlse": torch.zeros_like(lse) if dlse is None else dlse.contiguous(),
+            **dict(zip(ctx.lengths, lengths, strict=True)),
         }
         problem = backward_problem(
             ctx.plan.problem,
@@ -81,7 +102,7 @@ class _KernelAttention(torch.autograd.Function):
                 len(needed), *(gradients[name] for name in needed), *inputs
             )
             gradients = dict(zip(needed, guarded, strict=True))
-        return None, *(gradients.get(name) for name in GRADIENTS)
+        return None, None, *(gradients.get(name) for name in GRADIENTS)
 
 
 class _FirstOrderOnly(torch.autograd.Function):

@@ -14,6 +14,7 @@ from hopperflash.plan.config import (
 )
 from hopperflash.plan.explain import explain
 from hopperflash.plan.launch_plan import (
+    NOTHING,
     Buffer,
     Copy,
     KernelCall,
@@ -26,6 +27,7 @@ from hopperflash.plan.support import Support
 
 __all__ = [
     "ARCHS",
+    "NOTHING",
     "ArchSpec",
     "BackwardConfig",
     "BackwardConfigSm80",

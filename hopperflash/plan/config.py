@@ -11,6 +11,12 @@ MMA_ROWS = 16  # of an mma.sync, so of a warp
 WARP_THREADS = 32
 LANES_PER_ROW = 8  # of the kernels around a backward: 16-byte loads along a row
 
+# What the table of tiles says of each: its block of a sequence, or -1 where the table has more rows
+# than there are tiles; which sequence; its rows of Q and of K, and how many of them count.
+TILE_FIELDS = (
+    "block", "sequence", "first_q", "rows_q", "seqlen_q", "first_k", "rows_k", "seqlen_k",
+)  # fmt: skip
+
 
 class POperand(Enum):
     """Where the second GEMM, O += P V, reads its probabilities from."""
@@ -93,15 +99,28 @@ class BackwardConfig:
 
 @dataclass(frozen=True)
 class PreprocessConfig:
-    """The kernel before a backward: eight lanes a row; zeroes the dQ accumulator if asked to."""
+    """The kernel before a backward: `tile_m` rows per CTA, eight lanes a row; zeroes the dQ
+    accumulator if asked to."""
 
+    tile_m: int
     threads: int = WARPGROUP_THREADS
     zero_dq: bool = True
 
-    @property
-    def rows(self) -> int:
-        """Rows per CTA."""
-        return self.threads // LANES_PER_ROW
+
+@dataclass(frozen=True)
+class TileTableConfig:
+    """The kernel that lists the tiles of packed sequences, longest sequences first.
+
+    Tables of blocks of `tile_m` queries, of `tile_n` keys, or both; blocks of a sequence come in
+    ascending or descending order. `seqused` says which of (Q, K) has lengths beside offsets.
+    """
+
+    tile_m: int | None = None
+    tile_n: int | None = None
+    descending_q: bool = False
+    descending_k: bool = False
+    seqused: tuple[bool, bool] = (False, False)
+    threads: int = 256
 
 
 @dataclass(frozen=True)
@@ -183,4 +202,4 @@ class BackwardConfigSm80:
 
 
 MainConfig = ForwardConfig | BackwardConfig | ForwardConfigSm80 | BackwardConfigSm80
-Config = MainConfig | PreprocessConfig | PostprocessConfig
+Config = MainConfig | PreprocessConfig | PostprocessConfig | TileTableConfig

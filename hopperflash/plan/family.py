@@ -18,9 +18,12 @@ from hopperflash.plan.config import (
     ForwardConfigSm80,
     PostprocessConfig,
     PreprocessConfig,
+    TileTableConfig,
 )
 from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
+from hopperflash.plan.limits import limit_reasons
 from hopperflash.plan.support import Support
+from hopperflash.plan.tile_tables import LENGTHS, TileTables
 from hopperflash.problem import (
     GRADIENTS,
     AttnProblem,
@@ -31,7 +34,8 @@ from hopperflash.problem import (
     Signature,
 )
 
-FORWARD_OPERANDS = ("q", "k", "v", "out", "lse", "softmax_scale")
+SCALARS = ("softmax_scale", "softcap", "window_left", "window_right")
+FORWARD_OPERANDS = ("q", "k", "v", "out", "lse")
 
 PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "BackwardPreprocess")
 PREPROCESS_OPERANDS = ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
@@ -40,12 +44,7 @@ POSTPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_postprocess", "Backwa
 POSTPROCESS_OPERANDS = ("dq_acc", "dq", "softmax_scale")
 
 VECTOR_BYTES = 16
-GRID_YZ_MAX = 65535
-# Device coordinates are 32-bit and run past a sequence by less than one tile.
-SEQLEN_MAX = 2**31 - 256
-# The row maximum is taken before scaling, which asks for a positive scale, and the scale is
-# multiplied by log2(e) in fp32.
-SCALE_RANGE = (2.0**-126, 2.0**127)
+UNBOUNDED = 2**30 - 1  # farther than any two rows of a problem with a window may be apart
 
 
 ForwardT = TypeVar("ForwardT", ForwardConfig, ForwardConfigSm80)
@@ -73,11 +72,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         reasons = []
         if self.feature not in arch.features:
             reasons.append(f"arch {arch.name} has no {self.feature.replace('_', '.')}")
-        if problem.mask.kind is MaskKind.WINDOW:
-            reasons.append(f"its kernels cannot mask a {problem.mask} yet")
-        if problem.softcap > 0.0:
-            reasons.append(f"softcap {problem.softcap}: its kernels do not cap scores yet")
-        reasons += _limit_reasons(problem)
+        reasons += limit_reasons(problem, direction)
         if not reasons:
             reasons += self._tile_reasons(problem, arch, direction)
         return Support.unless(reasons)
@@ -95,18 +90,23 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         return tuple(
             Copy(name, reason)
             for name, facts in problem.operands
-            if (reason := read_refusal(facts, problem.dtype.itemsize, self.reader))
+            if name not in LENGTHS
+            and (reason := read_refusal(facts, problem.dtype.itemsize, self.reader))
         )
 
     def _forward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
         """One launch, one CTA per tile of queries, query head and batch entry."""
         p = problem
         config, source = self.forward_config(p, arch)
-        grid = (_ceil_div(p.seqlen_q, config.tile_m), p.heads_q, p.batch)
+        tables = TileTables.of(p, TileTableConfig(tile_m=config.tile_m, descending_q=p.is_causal))
         spec = KernelSpec(self.forward, config, p.signature, arch.name)
+        grid = tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m))
+        operands = (*FORWARD_OPERANDS, tables.operand("q"), *SCALARS)
         return Steps(
-            calls=(KernelCall(spec, FORWARD_OPERANDS, grid),),
+            calls=(*tables.calls(arch), KernelCall(spec, operands, grid)),
             copies=self._copies(p),
+            scalars=_scalars(p),
+            workspaces=tables.buffers(),
             results=(
                 Buffer("out", (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), p.dtype.value),
                 Buffer("lse", (p.batch, p.heads_q, p.seqlen_q), "float32"),
@@ -124,7 +124,15 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
             deterministic=p.deterministic and "dq" in p.gradients,
             gradients=p.gradients,
         )
+        # Turns follow the launch: causal, late keys first, since few queries see them.
+        late_first = config.deterministic and p.is_causal
+        tables = TileTables.of(
+            p,
+            TileTableConfig(tile_m=config.tile_m, tile_n=config.tile_n, descending_k=late_first),
+        )
         query_blocks = _ceil_div(p.seqlen_q, config.tile_m)
+        if p.sequences is not None:
+            query_blocks = p.seqlen_q // config.tile_m + p.sequences
         statistic = (p.batch, p.heads_q, query_blocks * config.tile_m)
         # What no kernel touches still needs an argument: the smallest that its descriptor allows.
         accumulator = _shape("dq", p) if "dq" in p.gradients else (1, 1, 1, 8)
@@ -132,9 +140,11 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         narrowed = p.gradients != GRADIENTS
         asked: tuple[str, ...] = (f"only {', '.join(p.gradients)} asked for",) if narrowed else ()
         return Steps(
-            calls=tuple(_backward_calls(p, self.backward, config, arch)),
+            calls=(*tables.calls(arch), *_backward_calls(p, self.backward, config, arch, tables)),
             copies=self._copies(p),
+            scalars=_scalars(p),
             workspaces=(
+                *tables.buffers(),
                 Buffer("lse_log2", statistic, "float32"),
                 Buffer("delta", statistic, "float32"),
                 Buffer("dq_acc", accumulator, "float32"),
@@ -186,6 +196,7 @@ def _backward_calls(
     main: KernelRef,
     config: BackwardConfig | BackwardConfigSm80,
     arch: ArchSpec,
+    tables: TileTables,
 ) -> Iterator[KernelCall]:
     """Before, main and after; nothing comes after where dQ is not asked for.
 
@@ -193,19 +204,18 @@ def _backward_calls(
     before and after see no mask, so they are compiled once for all of them.
     """
     p = problem
-    rowwise = Signature(p.dtype, MaskKind.FULL, softcap=False)
-    padded_q = _ceil_div(p.seqlen_q, config.tile_m) * config.tile_m
-    before = PreprocessConfig(zero_dq=config.needs("dq"))
+    rowwise = Signature(p.dtype, MaskKind.FULL)
+    before = PreprocessConfig(config.tile_m, zero_dq=config.needs("dq"))
     yield KernelCall(
-        KernelSpec(PREPROCESS, before, rowwise, arch.name),
-        PREPROCESS_OPERANDS,
-        (_ceil_div(padded_q, before.rows), p.heads_q, p.batch),
+        KernelSpec(PREPROCESS, before, replace(rowwise, packed=p.is_packed), arch.name),
+        (*PREPROCESS_OPERANDS, tables.operand("q")),
+        tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m)),
     )
     gradients = tuple(name if config.needs(name) else name[1:] for name in ("dk", "dv"))
     yield KernelCall(
         KernelSpec(main, config, p.signature, arch.name),
-        (*BACKWARD_INPUTS, *gradients, "softmax_scale"),
-        (_ceil_div(p.seqlen_k, config.tile_n), p.heads_k, p.batch),
+        (*BACKWARD_INPUTS, *gradients, tables.operand("k"), *SCALARS),
+        tables.grid("k", p.heads_k, _ceil_div(p.seqlen_k, config.tile_n)),
     )
     if config.needs("dq"):
         after = PostprocessConfig()
@@ -216,6 +226,23 @@ def _backward_calls(
         )
 
 
+def _scalars(problem: AttnProblem) -> tuple[tuple[str, float | int], ...]:
+    """The numbers that kernels take."""
+    p = problem
+    left, right = (
+        UNBOUNDED if bound is None else min(bound, UNBOUNDED)
+        for bound in (p.mask.left, p.mask.right)
+    )
+    return (
+        ("softmax_scale", p.softmax_scale),
+        ("softcap", p.softcap),
+        ("window_left", left),
+        ("window_right", right),
+        ("total_q", p.seqlen_q),
+        ("total_k", p.seqlen_k),
+    )
+
+
 def _shape(gradient: str, problem: AttnProblem) -> tuple[int, ...]:
     p = problem
     return {
@@ -223,25 +250,6 @@ def _shape(gradient: str, problem: AttnProblem) -> tuple[int, ...]:
         "dk": (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
         "dv": (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
     }[gradient]
-
-
-def _limit_reasons(problem: AttnProblem) -> list[str]:
-    reasons = [
-        f"{name} {size} exceeds {limit} ({why})"
-        for name, size, limit, why in (
-            ("heads", problem.heads_q, GRID_YZ_MAX, "grid y"),
-            ("batch", problem.batch, GRID_YZ_MAX, "grid z"),
-            ("seqlen_q", problem.seqlen_q, SEQLEN_MAX, "32-bit coordinates"),
-            ("seqlen_k", problem.seqlen_k, SEQLEN_MAX, "32-bit coordinates"),
-        )
-        if size > limit
-    ]
-    low, high = SCALE_RANGE
-    if not low <= problem.softmax_scale <= high:
-        reasons.append(
-            f"softmax_scale {problem.softmax_scale:g}: its kernels take {low:.3g} to {high:.3g}"
-        )
-    return reasons
 
 
 def _ceil_div(size: int, step: int) -> int:

@@ -10,6 +10,7 @@ from hopperflash.plan.config import Config
 from hopperflash.plan.support import Support
 from hopperflash.problem import AttnProblem, Direction, Signature
 
+NOTHING = "nothing"
 ITEMSIZE = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -33,7 +34,10 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch: arguments by name, in the kernel's order, and the grid in CTAs."""
+    """One launch: arguments by name, in the kernel's order, and the grid in CTAs.
+
+    `NOTHING` stands for an argument that this variant of the kernel does not take.
+    """
 
     spec: KernelSpec
     operands: tuple[str, ...]
@@ -70,12 +74,13 @@ class Copy:
 class Steps:
     """What a backend does for a problem; without calls it runs no kernel of this package.
 
-    Operands of the calls are those of the problem, the `workspaces`, which no one reads afterwards,
-    and the `results`, which are handed out.
+    Operands of the calls are those of the problem, the `scalars`, the `workspaces`, which no one
+    reads afterwards, and the `results`, which are handed out.
     """
 
     calls: tuple[KernelCall, ...] = ()
     copies: tuple[Copy, ...] = ()
+    scalars: tuple[tuple[str, float | int], ...] = ()
     workspaces: tuple[Buffer, ...] = ()
     results: tuple[Buffer, ...] = ()
     reasons: tuple[str, ...] = ()

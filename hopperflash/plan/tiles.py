@@ -9,7 +9,8 @@ from hopperflash.problem import MaskKind
 
 FULL = (MaskKind.FULL,)
 CAUSAL = (MaskKind.CAUSAL,)
-ANY = FULL + CAUSAL
+BANDED = (*CAUSAL, MaskKind.WINDOW)
+ANY = FULL + BANDED
 
 # What a head dim is padded to: Q and K to one of these, V and O to another.
 HEAD_DIMS = (64, 96, 128, 192, 256)

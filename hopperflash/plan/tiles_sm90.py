@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hopperflash.plan.config import WGMMA_ROWS, BackwardConfig, ForwardConfig, POperand
-from hopperflash.plan.tiles import ANY, CAUSAL, FULL, first_that_holds, padded_head_dim
+from hopperflash.plan.tiles import ANY, BANDED, FULL, first_that_holds, padded_head_dim
 from hopperflash.problem import MaskKind
 
 
@@ -47,7 +47,7 @@ FORWARD_TILES = (
     ForwardTile(64, 64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
     ForwardTile(96, 96, ANY, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises"),
     ForwardTile(128, 128, FULL, 128, 176, REGS, "FA3 full; the wider tile rescales O less often"),
-    ForwardTile(128, 128, CAUSAL, 128, 128, REGS, "FA3 and FA4; least waste on the diagonal"),
+    ForwardTile(128, 128, BANDED, 128, 128, REGS, "FA3 and FA4; least waste on the diagonal"),
     ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrower V leaves room for more keys"),
     ForwardTile(192, 192, ANY, 128, 112, REGS, "FA3 and FA4; the shared-memory limit"),
     ForwardTile(256, 256, ANY, 128, 80, REGS, "FA3 and FA4; the shared-memory limit"),

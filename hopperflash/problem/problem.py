@@ -37,7 +37,8 @@ class Signature:
 
     dtype: DType
     mask_kind: MaskKind
-    softcap: bool
+    softcap: bool = False
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class AttnProblem:
     `(batch, seqlen_k, heads_k, head_dim_v)`. `operands` holds the facts of each by name. `alibi`
     and `return_attn_probs` are only asked for: a backend honours or refuses them. `gradients` are
     those that a backward has to compute; `backward_problem` narrows them.
+
+    Packed sequences are one batch entry whose rows are all of theirs, and `sequences` is their
+    number; their lengths are values of the operands "cu_seqlens_q", "cu_seqlens_k" and, where
+    given, "seqused_q" and "seqused_k", which nothing here looks at.
     """
 
     batch: int
@@ -68,11 +73,22 @@ class AttnProblem:
     deterministic: bool = False
     return_attn_probs: bool = False
     gradients: tuple[str, ...] = GRADIENTS
+    sequences: int | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences of their own lengths lie one behind the other."""
+        return self.sequences is not None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask is the diagonal alone."""
+        return self.mask.kind is MaskKind.CAUSAL
 
     @property
     def signature(self) -> Signature:
         """What a compiled kernel depends on: lengths, strides and bounds are run-time values."""
-        return Signature(self.dtype, self.mask.kind, self.softcap > 0.0)
+        return Signature(self.dtype, self.mask.kind, self.softcap > 0.0, self.is_packed)
 
     @property
     def group(self) -> int:
@@ -82,11 +98,14 @@ class AttnProblem:
     @property
     def is_empty(self) -> bool:
         """No query sees any key, so that nothing needs a launch."""
-        return 0 in (self.batch, self.seqlen_q, self.seqlen_k)
+        return 0 in (self.batch, self.seqlen_q, self.seqlen_k, self.sequences)
 
     @property
     def visible_pairs(self) -> int:
-        """(query, key) pairs of one head of one batch entry."""
+        """(query, key) pairs of one head of one batch entry; ValueError for packed sequences, whose
+        lengths are not known here."""
+        if self.is_packed:
+            raise ValueError("the lengths of packed sequences are values of tensors")
         return self.mask.visible_pairs(self.seqlen_q, self.seqlen_k)
 
     def useful_flops(self, direction: Direction) -> int:

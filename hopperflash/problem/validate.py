@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
 from hopperflash.errors import InvalidArgument
 from hopperflash.problem.dtypes import DType
+from hopperflash.problem.lengths import packed_lengths
 from hopperflash.problem.mask import MaskSpec
 from hopperflash.problem.problem import GRADIENTS, AttnProblem, OperandFacts
 
@@ -33,13 +34,28 @@ class AttnOptions:
 
 
 def build_problem(
-    q: OperandFacts, k: OperandFacts, v: OperandFacts, options: AttnOptions | None = None
+    q: OperandFacts,
+    k: OperandFacts,
+    v: OperandFacts,
+    options: AttnOptions | None = None,
+    lengths: Mapping[str, OperandFacts] | None = None,
 ) -> AttnProblem:
-    """The problem of dense Q, K, V; raises `InvalidArgument` with every reason found."""
+    """The problem of Q, K, V; raises `InvalidArgument` with every reason found.
+
+    Dense operands are `(batch, seqlen, heads, head_dim)`. With `lengths` ("cu_seqlens_q",
+    "cu_seqlens_k", and "seqused_q" and "seqused_k" where given) they are packed sequences
+    `(total, heads, head_dim)`, and become a batch of one.
+    """
     options = options or AttnOptions()
+    packed = lengths is not None
     operands = (("q", q), ("k", k), ("v", v))
-    reasons = [
-        *_rank_reasons(operands),
+    reasons = _rank_reasons(operands, packed)
+    if packed:
+        q, k, v = (_as_batch(facts) for facts in (q, k, v))
+        operands = (("q", q), ("k", k), ("v", v))
+    sequences, length_reasons = packed_lengths(lengths or {}, q.device) if packed else (None, [])
+    reasons += [
+        *length_reasons,
         *_shape_reasons(q, k, v),
         *_dtype_reasons(operands),
         *_device_reasons(operands),
@@ -67,13 +83,14 @@ def build_problem(
         dtype=dtype,
         mask=mask,
         softmax_scale=head_dim**-0.5 if scale is None else float(scale),
-        operands=operands,
+        operands=(*operands, *(lengths or {}).items()),
         device=q.device,
         softcap=float(options.softcap),
         dropout_p=float(options.dropout_p),
         alibi=options.alibi,
         deterministic=options.deterministic,
         return_attn_probs=options.return_attn_probs,
+        sequences=sequences,
     )
 
 
@@ -110,12 +127,19 @@ def backward_problem(
     return replace(forward, operands=tuple(merged.items()), gradients=needed)
 
 
-def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]:
+def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...], packed: bool) -> list[str]:
+    modes = "(total, heads, head_dim)" if packed else "(batch, seqlen, heads, head_dim)"
     return [
-        f"{name} has shape {facts.shape}: give (batch, seqlen, heads, head_dim)"
+        f"{name} has shape {facts.shape}: give {modes}"
         for name, facts in operands
-        if len(facts.shape) != 4
+        if len(facts.shape) != (3 if packed else 4)
     ]
+
+
+def _as_batch(facts: OperandFacts) -> OperandFacts:
+    """Packed rows as a batch of one."""
+    stride = facts.shape[0] * facts.strides[0] if facts.shape else 1
+    return replace(facts, shape=(1, *facts.shape), strides=(stride, *facts.strides))
 
 
 def _shape_reasons(q: OperandFacts, k: OperandFacts, v: OperandFacts) -> list[str]:

@@ -33,7 +33,8 @@ def compile_kernel(spec: KernelSpec) -> Any:
 def _compile(spec: KernelSpec) -> Any:
     import cutlass.cute as cute
 
-    kernel = getattr(importlib.import_module(spec.ref.module), spec.ref.name)
+    kernel_class = getattr(importlib.import_module(spec.ref.module), spec.ref.name)
+    kernel = kernel_class(spec.config, spec.signature)
     with tempfile.TemporaryDirectory(prefix="hopperflash-") as dump_dir:
         # A folder of its own: the compiler reads its PTX back from a file whose name different
         # kernels share.
@@ -42,11 +43,7 @@ def _compile(spec: KernelSpec) -> Any:
             f" --keep-ptx --keep-cubin --dump-dir {dump_dir}"
         )
         try:
-            return cute.compile(
-                kernel(spec.config, spec.signature),
-                *kernel.fake_arguments(spec.signature),
-                options=options,
-            )
+            return cute.compile(kernel, *kernel.fake_arguments(), options=options)
         except Exception as error:
             raise CompileError(
                 f"{spec.ref.name} did not compile for {spec.target}:", [str(error)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hopperflash.plan import LaunchPlan
+from hopperflash.plan import NOTHING, LaunchPlan
 from hopperflash.runtime.compile import compile_kernel
 from hopperflash.runtime.emulation import EmulationSession
 from hopperflash.runtime.tensors import allocate, prepare_operands
@@ -28,7 +28,8 @@ def execute(
         **prepare_operands(plan, operands),
         **allocate(plan.workspaces, like, poison=poison),
         **results,
-        "softmax_scale": plan.problem.softmax_scale,
+        **dict(plan.steps.scalars),
+        NOTHING: None,
     }
     for call in plan.calls:
         kernel = compile_kernel(call.spec)

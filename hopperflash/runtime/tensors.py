@@ -10,6 +10,7 @@ from torch import Tensor
 from hopperflash.errors import InvalidArgument
 from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
+from hopperflash.problem.lengths import offset_reasons, used_reasons
 
 _MAX_ALIGNMENT = 128
 
@@ -32,6 +33,42 @@ def accept(**operands: object) -> tuple[Tensor, ...]:
     if reasons:
         raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
     return tuple(tensors)
+
+
+def accept_lengths(**lengths: object) -> dict[str, Tensor] | None:
+    """Offsets and lengths of packed sequences as contiguous int32 tensors; None where all are None.
+
+    Raises `InvalidArgument` for what is not an integer tensor.
+    """
+    given = {name: value for name, value in lengths.items() if value is not None}
+    reasons, tensors = [], {}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            reasons.append(f"{name} is a {type(value).__name__}: give a torch.Tensor")
+        elif value.dtype not in (torch.int32, torch.int64):
+            reasons.append(f"{name} is {value.dtype}: give int32 or int64")
+        else:
+            tensors[name] = value.detach().to(torch.int32).contiguous()
+    if reasons:
+        raise InvalidArgument("these arguments are not lengths of sequences:", reasons)
+    return tensors or None
+
+
+def check_lengths(lengths: Mapping[str, Tensor], totals: tuple[int, int]) -> None:
+    """Looks at the values where that costs no synchronisation: of CPU tensors.
+
+    Raises `InvalidArgument` for offsets that descend or leave the rows.
+    """
+    reasons = []
+    for side, total in zip("qk", totals, strict=True):
+        offsets, used = lengths[f"cu_seqlens_{side}"], lengths.get(f"seqused_{side}")
+        if offsets.device.type == "cpu":
+            values = offsets.tolist()
+            reasons += offset_reasons(f"cu_seqlens_{side}", values, total)
+            if used is not None:
+                reasons += used_reasons(f"seqused_{side}", used.tolist(), values)
+    if reasons:
+        raise InvalidArgument("these are not the lengths of packed sequences:", reasons)
 
 
 def _concrete(tensor: Tensor) -> Tensor:

@@ -28,13 +28,12 @@ class BackwardPostprocess:
         self.dtype = NUMERIC[signature.dtype]
         self.name = f"hopperflash_bwd_postprocess_{signature.dtype.value}"
 
-    @staticmethod
-    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+    def fake_arguments(self) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`."""
         shape = (*(cute.sym_int() for _ in range(3)), cute.sym_int(divisibility=8))
         return (
             operands.vector_operand(Float32, shape),
-            operands.vector_operand(NUMERIC[signature.dtype], shape),
+            operands.vector_operand(self.dtype, shape),
             Float32(1.0),
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )

@@ -9,7 +9,7 @@ d LSE / d S = P.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -21,25 +21,46 @@ from hopperflash.plan.config import PreprocessConfig
 from hopperflash.problem.problem import Signature
 
 from ..common import operands
+from ..common.band import Seqlens
 from ..common.dtypes import NUMERIC
+from ..common.sequence import (
+    AssignedTile,
+    assigned_tile,
+    first_padded_block,
+    sequence_rows,
+    sequence_statistic,
+)
 from ..common.softmax import LOG2_E
 
 _LANES_PER_ROW = 8
 _VECTOR = 8  # 16-bit elements in 16 bytes
 
 
+class Tensors(NamedTuple):
+    """The tensors as the kernel sees them."""
+
+    mO: cute.Tensor
+    mdO: cute.Tensor
+    mLSE: cute.Tensor
+    mdLSE: cute.Tensor
+    mLSE_log2: cute.Tensor
+    mDelta: cute.Tensor
+    mdQ: cute.Tensor
+
+
 class BackwardPreprocess:
-    """One row of (batch, heads_q, padded seqlen_q) for every eight lanes."""
+    """A block of queries per CTA, one row for every eight lanes at a time."""
 
     def __init__(self, config: PreprocessConfig, signature: Signature):
         self.config = config
         self.dtype = NUMERIC[signature.dtype]
-        self.name = f"hopperflash_bwd_preprocess_{signature.dtype.value}"
+        self.packed = signature.packed
+        packed = "_packed" if signature.packed else ""
+        self.name = f"hopperflash_bwd_preprocess_{signature.dtype.value}{packed}"
 
-    @staticmethod
-    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+    def fake_arguments(self) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`."""
-        dtype = NUMERIC[signature.dtype]
+        dtype = self.dtype
         batch, heads_q, seqlen_q = cute.sym_int(), cute.sym_int(), cute.sym_int()
         head_dim_v = cute.sym_int(divisibility=8)
         padded = cute.sym_int(divisibility=4)
@@ -52,63 +73,76 @@ class BackwardPreprocess:
             operands.vector_operand(Float32, (batch, heads_q, padded)),
             operands.vector_operand(Float32, (batch, heads_q, padded)),
             operands.vector_operand(Float32, operands.any_shape(4)),
+            operands.tile_table() if self.packed else None,
             make_fake_stream(use_tvm_ffi_env_stream=True),
         )
 
     @cute.jit
-    def __call__(
+    def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
         self,
         mO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mdO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mLSE: cute.Tensor,  # (batch, heads_q, seqlen_q) fp32
         mdLSE: cute.Tensor,  # (batch, heads_q, seqlen_q) fp32
-        mLSE_log2: cute.Tensor,  # (batch, heads_q, padded seqlen_q) out
-        mDelta: cute.Tensor,  # (batch, heads_q, padded seqlen_q) out
+        mLSE_log2: cute.Tensor,  # (batch, heads_q, padded rows) out
+        mDelta: cute.Tensor,  # (batch, heads_q, padded rows) out
         mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32 out: zeros
+        mTiles: Any,  # (tiles, fields) of packed sequences, or None
         stream: CUstream,
     ):
-        batch, heads_q, padded = mDelta.shape
-        rows = self.config.threads // _LANES_PER_ROW
+        batch, heads_q, _ = mDelta.shape
+        tile_m = self.config.tile_m
+        if cutlass.const_expr(self.packed):
+            grid = (cute.size(mTiles, mode=[0]) * heads_q, 1, 1)
+        else:
+            grid = (cute.ceil_div(mO.shape[1], tile_m), heads_q, batch)
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(mO, mdO, mLSE, mdLSE, mLSE_log2, mDelta, mdQ).launch(
-            grid=(cute.ceil_div(padded, rows), heads_q, batch),
-            block=(self.config.threads, 1, 1),
-            stream=stream,
+        tensors = Tensors(mO, mdO, mLSE, mdLSE, mLSE_log2, mDelta, mdQ)
+        self.kernel(tensors, mTiles).launch(
+            grid=grid, block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        mO: cute.Tensor,
-        mdO: cute.Tensor,
-        mLSE: cute.Tensor,
-        mdLSE: cute.Tensor,
-        mLSE_log2: cute.Tensor,
-        mDelta: cute.Tensor,
-        mdQ: cute.Tensor,
-    ):
-        tidx, _, _ = cute.arch.thread_idx()
-        block, head, batch = cute.arch.block_idx()
-        lane = tidx % _LANES_PER_ROW
-        row = block * (self.config.threads // _LANES_PER_ROW) + tidx // _LANES_PER_ROW
-        exists = row < mO.shape[1]
+    def kernel(self, tensors: Tensors, mTiles: Any):
+        config, heads_q = self.config, tensors.mO.shape[2]
+        seqlen_q = tensors.mO.shape[1]
+        tile = assigned_tile(mTiles, heads_q, Seqlens(seqlen_q, Int32(0)), descending=False)
+        if tile.block >= 0:
+            tidx, _, _ = cute.arch.thread_idx()
+            rows = config.threads // _LANES_PER_ROW
+            for step in cutlass.range_constexpr(config.tile_m // rows):
+                row_in_block = step * rows + tidx // _LANES_PER_ROW
+                self.one_row(tensors, tile, row_in_block, tidx % _LANES_PER_ROW)
+
+    @cute.jit
+    def one_row(self, tensors: Tensors, tile: AssignedTile, row_in_block: Int32, lane: Int32):
+        """Statistics of a row, and zeros for its dQ."""
+        config, sequence, head, batch = self.config, tile.sequence, tile.head, tile.sequence.batch
+        row = tile.block * config.tile_m + row_in_block
+        owned = row < sequence.q.count
+        exists = row < sequence.seqlens.q
         product = Float32(0.0)
+        if owned:
+            if cutlass.const_expr(config.zero_dq):
+                zero_row(sequence_rows(tensors.mdQ, head, batch, sequence.q)[row, None], lane)
         if exists:
-            product = row_product(mO[batch, row, head, None], mdO[batch, row, head, None], lane)
-            if cutlass.const_expr(self.config.zero_dq):
-                zero_row(mdQ[batch, row, head, None], lane)
+            gO = sequence_rows(tensors.mO, head, batch, sequence.q)
+            gdO = sequence_rows(tensors.mdO, head, batch, sequence.q)
+            product = row_product(gO[row, None], gdO[row, None], lane)
         product = cute.arch.warp_reduction_sum(product, threads_in_group=_LANES_PER_ROW)
-        if lane == 0:
+        # Sequences without queries have no place in the padded arrays.
+        if lane == 0 and sequence.seqlens.q > 0:
             # Rows past the end are read by the last tile and must weigh nothing.
             lse_log2, delta = Float32.inf, Float32(0.0)
             if exists:
-                lse = mLSE[batch, head, row]
+                lse = sequence_statistic(tensors.mLSE, head, batch, sequence.q)[row]
                 if lse != -Float32.inf:
                     lse_log2 = lse * LOG2_E
-                    delta = product - mdLSE[batch, head, row]
-            if row < mDelta.shape[2]:
-                mLSE_log2[batch, head, row] = lse_log2
-                mDelta[batch, head, row] = delta
+                    dLSE = sequence_statistic(tensors.mdLSE, head, batch, sequence.q)[row]
+                    delta = product - dLSE
+            padded = first_padded_block(sequence, self.packed, config.tile_m) * config.tile_m + row
+            tensors.mLSE_log2[batch, head, padded] = lse_log2
+            tensors.mDelta[batch, head, padded] = delta
 
 
 @cute.jit

@@ -1,4 +1,8 @@
-"""Which key blocks a query block visits, and which of them need a mask."""
+"""Which blocks a tile visits, and which of them need no mask.
+
+Bounds move right with the row, so the first and the last row of a tile decide.
+`hopperflash.plan.block_range` is the twin on the host.
+"""
 
 from __future__ import annotations
 
@@ -8,77 +12,74 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 
-
-class Seqlens(NamedTuple):
-    """Lengths of one batch entry."""
-
-    q: Int32
-    k: Int32
+from .band import Band, Seqlens, visible_keys, visible_queries
 
 
 class BlockRange(NamedTuple):
-    """Key blocks [0, visited) of a query block; all its rows see all of blocks [0, unmasked)."""
+    """Blocks [begin, end) are visited, [unmasked_begin, unmasked_end) without a mask.
 
-    visited: Int32
-    unmasked: Int32
+    Where all need one, the unmasked range is empty at that end from which the loop starts: keys are
+    walked from the end, queries from the beginning.
+    """
+
+    begin: Int32
+    unmasked_begin: Int32
+    unmasked_end: Int32
+    end: Int32
 
 
 @cute.jit
 def key_block_range(
     m_block: Int32,
     seqlens: Seqlens,
+    band: Band,
     tile_m: Constexpr[int],
     tile_n: Constexpr[int],
-    causal: Constexpr[bool],
-) -> BlockRange:
-    """Visited and unmasked key blocks; `hopperflash.plan.block_range` is the twin on the host.
-
-    Causal, bottom-right aligned: row i sees the keys j < i + 1 + (seqlen_k - seqlen_q).
-    """
-    keys_first_row = seqlens.k
-    keys_last_row = seqlens.k
-    if cutlass.const_expr(causal):
-        diagonal = 1 + seqlens.k - seqlens.q
-        first_row = m_block * tile_m
-        last_row = min(first_row + tile_m, seqlens.q) - 1
-        keys_first_row = max(min(first_row + diagonal, seqlens.k), 0)
-        keys_last_row = max(last_row + diagonal, 0)
-    return BlockRange(
-        visited=(keys_last_row + tile_n - 1) // tile_n,
-        unmasked=keys_first_row // tile_n,
-    )
-
-
-class QueryBlockRange(NamedTuple):
-    """Query blocks [begin, end) that see a key block; from `unmasked` on all pairs are visible."""
-
-    begin: Int32
-    unmasked: Int32
-    end: Int32
+):
+    """Key blocks of a query block."""
+    first_row = m_block * tile_m
+    first = visible_keys(band, first_row, seqlens)
+    last = visible_keys(band, min(first_row + tile_m, seqlens.q) - 1, seqlens)
+    begin, unmasked_begin = Int32(0), Int32(0)
+    unmasked_end = max(first.end, 0) // tile_n
+    end = (max(last.end, 0) + tile_n - 1) // tile_n
+    if cutlass.const_expr(band.window):
+        begin = min(first.begin // tile_n, end)
+        unmasked_begin = (last.begin + tile_n - 1) // tile_n
+        if unmasked_begin >= unmasked_end:
+            unmasked_begin, unmasked_end = begin, begin
+    return BlockRange(begin, unmasked_begin, unmasked_end, end)
 
 
 @cute.jit
 def query_block_range(
     n_block: Int32,
     seqlens: Seqlens,
+    band: Band,
     tile_m: Constexpr[int],
     tile_n: Constexpr[int],
-    causal: Constexpr[bool],
-) -> QueryBlockRange:
-    """Visited and unmasked query blocks of a key block.
-
-    Causal, bottom-right aligned: key j is seen by the queries i >= j - (seqlen_k - seqlen_q). The
-    last key block needs a mask throughout where it is cut off by the end of the keys.
-    """
-    end = (seqlens.q + tile_m - 1) // tile_m
-    begin = Int32(0)
-    unmasked = Int32(0)
+):
+    """Query blocks of a key block; all need a mask where the end of the keys cuts the block off."""
     first_key = n_block * tile_n
-    if cutlass.const_expr(causal):
-        diagonal = seqlens.k - seqlens.q
-        begin = min(max(first_key - diagonal, 0) // tile_m, end)
-        last_query_masked = max(first_key + tile_n - 1 - diagonal, 0)
-        unmasked = min((last_query_masked + tile_m - 1) // tile_m, end)
-    if first_key + tile_n > seqlens.k:
-        unmasked = end
-    return QueryBlockRange(begin, unmasked, end)
+    last_key = first_key + tile_n - 1
+    first = visible_queries(band, first_key, seqlens)
+    blocks = (seqlens.q + tile_m - 1) // tile_m
+    begin, unmasked_begin = Int32(0), Int32(0)
+    unmasked_end, end = blocks, blocks
+    if cutlass.const_expr(not band.full):
+        begin = min(first.begin // tile_m, blocks)
+        last = visible_queries(band, last_key, seqlens)
+        unmasked_begin = min((last.begin + tile_m - 1) // tile_m, blocks)
+    if cutlass.const_expr(band.window):
+        last_end = visible_queries(band, min(last_key, seqlens.k - 1), seqlens).end
+        end = (max(last_end, 0) + tile_m - 1) // tile_m
+        begin = min(begin, end)
+        # Rows past the last query need no mask.
+        if first.end < seqlens.q:
+            unmasked_end = max(first.end, 0) // tile_m
+    cut_off = last_key >= seqlens.k
+    if cutlass.const_expr(band.window):
+        cut_off = cut_off or unmasked_begin >= unmasked_end
+    if cut_off:
+        unmasked_begin, unmasked_end = end, end
+    return BlockRange(begin, unmasked_begin, unmasked_end, end)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Constexpr, Float32
 
-from .softmax import scaled_exp2
+from .softmax import Scales, scaled_exp2
 
 
 @cute.jit
@@ -31,10 +31,23 @@ def score_gradients(
     acc_Pt_mn: cute.Tensor,
     acc_dPt_mn: cute.Tensor,  # dP^T in, dS^T out
     tScSt_mn: cute.Tensor,
+    sLSE: cute.Tensor,  # (tile_m,) fp32, base 2
     sDelta: cute.Tensor,  # (tile_m,) fp32
+    scales: Scales,
+    capped: Constexpr[bool],
 ):
-    """dS^T = P^T (dP^T - delta)."""
+    """dS^T = P^T (dP^T - delta), and through a cap: (1 - t^2) times that, t being the tanh.
+
+    t is had back from P = 2^(log2 t - LSE), which costs a logarithm but no register. Where P is so
+    small that it is 0, so is the gradient: |t| <= 1 bounds what the logarithm makes of it.
+    """
+    to_tanh = cute.arch.rcp_approx(scales.log2)
     for c in cutlass.range_constexpr(cute.size(acc_dPt_mn, mode=[1])):
         delta = sDelta[tScSt_mn[0, c][1]]
+        lse_log2 = sLSE[tScSt_mn[0, c][1]]
         for r in cutlass.range_constexpr(cute.size(acc_dPt_mn, mode=[0])):
-            acc_dPt_mn[r, c] = acc_Pt_mn[r, c] * (acc_dPt_mn[r, c] - delta)
+            gradient = acc_Pt_mn[r, c] * (acc_dPt_mn[r, c] - delta)
+            if cutlass.const_expr(capped):
+                t = (cute.math.log2(acc_Pt_mn[r, c], fastmath=True) + lse_log2) * to_tanh
+                gradient = gradient * cute.arch.fmax(1.0 - t * t, Float32(0.0))
+            acc_dPt_mn[r, c] = gradient

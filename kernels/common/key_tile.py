@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from cutlass import Int32
 
-from .block_range import QueryBlockRange, Seqlens
+from .block_range import BlockRange
+from .sequence import Sequence
 
 
 class KeyTile(NamedTuple):
@@ -14,10 +15,10 @@ class KeyTile(NamedTuple):
 
     n_block: Int32
     head_k: Int32
-    batch: Int32
     group: Int32  # query heads a key head
-    queries: QueryBlockRange
-    seqlens: Seqlens
+    queries: BlockRange
+    sequence: Sequence
+    first_padded_block: Int32  # of the sequence, in the row statistics and counters
 
 
 def query_tiles(tile: KeyTile) -> Int32:

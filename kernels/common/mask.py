@@ -1,12 +1,12 @@
-"""Masks on an (M, N) accumulator view: keys past the end and above the causal diagonal."""
+"""Masks on an (M, N) accumulator view: keys past the end and outside the band."""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import Float32, Int32
 
-from .block_range import Seqlens
+from .band import Band, Seqlens, visible_keys, visible_queries
 from .layouts import mn_view
 
 _PAST_ANY_TILE = 256  # queries of the last tile may lie past the end by less than this
@@ -21,7 +21,7 @@ def mask_scores(
     first_row: Int32,
     first_key: Int32,
     seqlens: Seqlens,
-    causal: Constexpr[bool],
+    band: Band,
 ):
     """Set the scores of invisible keys to -inf.
 
@@ -33,13 +33,13 @@ def mask_scores(
     t0ScS_mn = mn_view(thr_mma_origin.partition_C(cS))
     thread_key = first_key + tScS_mn[0, 0][1]
     for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
-        limit = seqlens.k
-        if cutlass.const_expr(causal):
-            row = first_row + tScS_mn[r, 0][0]
-            limit = min(row + 1 + seqlens.k - seqlens.q, seqlens.k)
-        columns = limit - thread_key
+        keys = visible_keys(band, first_row + tScS_mn[r, 0][0], seqlens)
+        begin, end = keys.begin - thread_key, keys.end - thread_key
         for c in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[1])):
-            visible = t0ScS_mn[0, c][1] < columns
+            column = t0ScS_mn[0, c][1]
+            visible = column < end
+            if cutlass.const_expr(band.window):
+                visible = visible and column >= begin
             acc_S_mn[r, c] = acc_S_mn[r, c] if visible else -Float32.inf
 
 
@@ -52,24 +52,24 @@ def mask_transposed_scores(
     first_query: Int32,
     first_key: Int32,
     seqlens: Seqlens,
-    causal: Constexpr[bool],
+    band: Band,
 ):
-    """Set the scores of invisible keys to -inf where keys are the rows.
-
-    Key j is seen by the queries from j - (seqlen_k - seqlen_q) on, so again one limit per row.
-    """
+    """Set the scores of invisible keys to -inf where keys are the rows: one range of columns each,
+    empty for keys past the end."""
     acc_St_mn = mn_view(acc_St)
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
     t0ScSt_mn = mn_view(thr_mma_origin.partition_C(cSt))
     thread_query = first_query + tScSt_mn[0, 0][1]
     for r in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[0])):
         key = first_key + tScSt_mn[r, 0][0]
-        first_visible = Int32(0)
-        if cutlass.const_expr(causal):
-            first_visible = key - (seqlens.k - seqlens.q)
+        queries = visible_queries(band, key, seqlens)
+        begin, end = queries.begin, queries.end - thread_query
         if key >= seqlens.k:
-            first_visible = seqlens.q + _PAST_ANY_TILE
-        columns = first_visible - thread_query
+            begin = seqlens.q + _PAST_ANY_TILE
+        begin = begin - thread_query
         for c in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[1])):
-            visible = t0ScSt_mn[0, c][1] >= columns
+            column = t0ScSt_mn[0, c][1]
+            visible = column >= begin
+            if cutlass.const_expr(band.window):
+                visible = visible and column < end
             acc_St_mn[r, c] = acc_St_mn[r, c] if visible else -Float32.inf

@@ -6,8 +6,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.runtime import make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from hopperflash.plan.config import TILE_FIELDS
 from hopperflash.problem.problem import Signature
 
 from .dtypes import NUMERIC
@@ -28,11 +29,19 @@ def any_shape(rank: int) -> tuple[Any, ...]:
     return (*(cute.sym_int() for _ in range(rank - 1)), cute.sym_int(divisibility=8))
 
 
-def counters(rank: int) -> Any:
-    """A tensor of int32 counters of any shape."""
+def integers(rank: int) -> Any:
+    """A tensor of int32 of any shape."""
     shape = tuple(cute.sym_int() for _ in range(rank))
     strides = tuple(cute.sym_int64() for _ in range(rank - 1))
     return make_fake_tensor(cutlass.Int32, shape, (*strides, 1), assumed_align=4)
+
+
+def tile_table() -> Any:
+    """The table of the tiles of packed sequences: (tiles, fields), read 16 bytes at a time."""
+    fields = len(TILE_FIELDS)
+    return make_fake_tensor(
+        cutlass.Int32, (cute.sym_int(), fields), (fields, 1), assumed_align=_VECTOR_BYTES
+    )
 
 
 def row_statistic(shape: tuple[Any, ...]) -> Any:
@@ -41,8 +50,22 @@ def row_statistic(shape: tuple[Any, ...]) -> Any:
     return make_fake_tensor(cutlass.Float32, shape, (*strides, 1), assumed_align=4)
 
 
+def scalars() -> tuple[Any, ...]:
+    """(softmax_scale, softcap, window_left, window_right, stream) of an attention kernel."""
+    return (
+        cutlass.Float32(1.0),
+        cutlass.Float32(1.0),
+        cutlass.Int32(1),
+        cutlass.Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
 def forward_operands(signature: Signature) -> tuple[Any, ...]:
-    """(q, k, v, out, lse, softmax_scale) of a forward kernel: any lengths, head counts, strides."""
+    """(q, k, v, out, lse, tiles) of a forward kernel: any lengths, head counts and strides.
+
+    Packed tensors have a batch of 1; `tiles` is None of dense ones.
+    """
     dtype = NUMERIC[signature.dtype]
     batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
     seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
@@ -53,12 +76,12 @@ def forward_operands(signature: Signature) -> tuple[Any, ...]:
         vector_operand(dtype, (batch, seqlen_k, heads_k, head_dim_v)),
         vector_operand(dtype, (batch, seqlen_q, heads_q, head_dim_v)),
         row_statistic((batch, heads_q, seqlen_q)),
-        cutlass.Float32(1.0),
+        tile_table() if signature.packed else None,
     )
 
 
 def backward_operands(signature: Signature) -> tuple[Any, ...]:
-    """(q, k, v, dout, lse_log2, delta, dq_acc, dq_turn, dk, dv, softmax_scale) of a backward."""
+    """(q, k, v, dout, lse_log2, delta, dq_acc, dq_turn, dk, dv, tiles) of a backward kernel."""
     dtype = NUMERIC[signature.dtype]
     batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
     seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()
@@ -74,8 +97,8 @@ def backward_operands(signature: Signature) -> tuple[Any, ...]:
         vector_operand(cutlass.Float32, padded_rows),
         vector_operand(cutlass.Float32, padded_rows),
         vector_operand(cutlass.Float32, any_shape(4)),
-        counters(3),
+        integers(3),
         vector_operand(dtype, k_shape),
         vector_operand(dtype, v_shape),
-        cutlass.Float32(1.0),
+        tile_table() if signature.packed else None,
     )

@@ -18,6 +18,34 @@ LN_2 = math.log(2.0)
 _QUAD = 4  # lanes that hold one row of an accumulator
 
 
+class Scales(NamedTuple):
+    """Factors on the way from Q K^T to exponents.
+
+    With a cap a score s becomes cap * tanh(softmax_scale / cap * s): `inner` is the factor inside
+    the tanh, and `natural` and `log2` multiply its result. Without one they multiply s itself.
+    """
+
+    softmax: Float32  # the softmax scale, which dQ and dK are multiplied by
+    inner: Float32
+    natural: Float32
+    log2: Float32
+
+
+def make_scales(softmax_scale: Float32, softcap: Float32, capped: bool) -> Scales:
+    """The factors of a kernel with or without a cap."""
+    outer = softcap if capped else softmax_scale
+    inner = softmax_scale / softcap if capped else softmax_scale
+    return Scales(softmax_scale, inner, outer, outer * LOG2_E)
+
+
+@cute.jit
+def cap_scores(acc_mn: cute.Tensor, scales: Scales):
+    """s -> tanh(inner * s), by the MUFU's approximation: relative error 2^-11, as peers have."""
+    for r in cutlass.range_constexpr(cute.size(acc_mn, mode=[0])):
+        scaled = acc_mn[r, None].load() * cute.full_like(acc_mn[r, None].load(), scales.inner)
+        acc_mn[r, None].store(cute.math.tanh(scaled, fastmath=True))
+
+
 class RowStats(NamedTuple):
     """Running statistics of a thread's rows."""
 

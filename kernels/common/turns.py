@@ -10,6 +10,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 
+from hopperflash.problem.mask import MaskKind
+
+from .band import Band, visible_keys
 from .key_tile import KeyTile
 
 
@@ -17,21 +20,33 @@ from .key_tile import KeyTile
 def turn_of(
     tile: KeyTile,
     m_block: Int32,
+    band: Band,
     tile_m: Constexpr[int],
     tile_n: Constexpr[int],
-    causal: Constexpr[bool],
 ):
     """The place of a CTA among those that add to a query tile.
 
-    Full: all key tiles, in ascending order. Causal: the key tiles up to the diagonal, from the
-    diagonal down.
+    Full and window: the visible key tiles in ascending order. Causal: from the diagonal down.
     """
     turn = tile.n_block
-    if cutlass.const_expr(causal):
-        last_key = (m_block + 1) * tile_m - 1 + tile.seqlens.k - tile.seqlens.q
-        last_key = min(last_key, tile.seqlens.k - 1)
+    seqlens = tile.sequence.seqlens
+    if cutlass.const_expr(band.causal):
+        last_key = (m_block + 1) * tile_m - 1 + seqlens.k - seqlens.q
+        last_key = min(last_key, seqlens.k - 1)
         turn = last_key // tile_n - tile.n_block
+    if cutlass.const_expr(band.window):
+        first_key = visible_keys(band, m_block * tile_m, seqlens).begin
+        turn = tile.n_block - first_key // tile_n
     return turn
+
+
+def in_descending_order(band_kind: MaskKind, in_order: bool) -> bool:
+    """Whether late key tiles start first.
+
+    Nobody may wait for a CTA that has not started, so turns follow the launch. Causal and in order:
+    late keys first, since few queries see them.
+    """
+    return in_order and band_kind is MaskKind.CAUSAL
 
 
 @cute.jit
@@ -56,16 +71,3 @@ def load_acquire(pointer: cute.Pointer):
         write_only_types=[Int32],
         read_only_args=[pointer.toint()],
     )
-
-
-@cute.jit
-def launch_order(block: Int32, in_order: Constexpr[bool], causal: Constexpr[bool]):
-    """The key tile of a CTA.
-
-    Nobody may wait for a CTA that has not started, so turns follow the launch. Causal and in order:
-    late keys first, since few queries see them.
-    """
-    n_block = block
-    if cutlass.const_expr(in_order and causal):
-        n_block = cute.arch.grid_dim()[0] - 1 - block
-    return n_block

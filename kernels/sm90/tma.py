@@ -1,11 +1,27 @@
-"""TMA atoms over dense (batch, seqlen, heads, head_dim) tensors and their per-tile partitions."""
+"""TMA atoms over (batch, rows, heads, head_dim) tensors and their per-tile partitions.
+
+Packed sequences lie one behind the other in the rows, and TMA only clips where its tensor ends. So
+they are described as a tensor of `_RAGGED_ROWS` rows whose last row can be put anywhere: two more
+modes of strides 2^34 - s and s, in elements, where s is a row's stride. With the coordinates
+_RAGGED_ROWS and e in them, row _RAGGED_ROWS - n + i lies at
+
+    (_RAGGED_ROWS - n + i) s + _RAGGED_ROWS (2^34 - s) + e s = (e - n + i) s + 2^64
+
+which is row i of a sequence of n rows that ends before row e, since addresses wrap at 2^64 bytes.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import cutlass.cute as cute
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
+
+from ..common.sequence import Rows
+
+_RAGGED_ROWS = 2**30
+_RAGGED_END = 2**31 - 1
 
 
 class TmaTensor(NamedTuple):
@@ -15,14 +31,47 @@ class TmaTensor(NamedTuple):
     tensor: cute.Tensor
 
 
-def sequence_major(mX: cute.Tensor) -> cute.Tensor:
-    """(batch, seqlen, heads, head_dim) -> (seqlen, head_dim, heads, batch): tile modes first."""
-    return cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=[1, 3, 2, 0]))
+def sequence_major(mX: cute.Tensor, packed: bool = False) -> cute.Tensor:
+    """(batch, rows, heads, head_dim) -> (rows, head_dim, heads, batch): tile modes first.
+
+    Packed: (_RAGGED_ROWS, head_dim, heads, ., .).
+    """
+    return _tile_modes_first(mX, (1, 3), packed)
 
 
-def feature_major(mX: cute.Tensor) -> cute.Tensor:
-    """(batch, seqlen, heads, head_dim) -> (head_dim, seqlen, heads, batch): the transposed tile."""
-    return cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=[3, 1, 2, 0]))
+def feature_major(mX: cute.Tensor, packed: bool = False) -> cute.Tensor:
+    """(batch, rows, heads, head_dim) -> (head_dim, rows, heads, batch): the transposed tile."""
+    return _tile_modes_first(mX, (3, 1), packed)
+
+
+def _tile_modes_first(mX: cute.Tensor, tile_modes: tuple[int, int], packed: bool) -> cute.Tensor:
+    layout = mX.layout
+    if packed:
+        row_stride = layout.stride[1]
+        layout = cute.make_layout(
+            (_RAGGED_END, _RAGGED_ROWS, *layout.shape[2:], _RAGGED_END),
+            stride=(2**34 - row_stride, row_stride, *layout.stride[2:], row_stride),
+        )
+        return cute.make_tensor(mX.iterator, cute.select(layout, mode=[*tile_modes, 2, 0, 4]))
+    return cute.make_tensor(mX.iterator, cute.select(layout, mode=[*tile_modes, 2, 0]))
+
+
+def head_rows(tma: TmaTensor, head: Int32, batch: Int32, rows: Rows, packed: bool) -> cute.Tensor:
+    """(rows, head_dim) of one head of a sequence, from a `sequence_major` tensor."""
+    if not packed:
+        return tma.tensor[None, None, head, batch]
+    gX = tma.tensor[None, None, head, _RAGGED_ROWS, rows.first + rows.count]
+    return cute.domain_offset((_RAGGED_ROWS - rows.count, 0), gX)
+
+
+def head_columns(
+    tma: TmaTensor, head: Int32, batch: Int32, rows: Rows, packed: bool
+) -> cute.Tensor:
+    """(head_dim, rows) of one head of a sequence, from a `feature_major` tensor."""
+    if not packed:
+        return tma.tensor[None, None, head, batch]
+    gX = tma.tensor[None, None, head, _RAGGED_ROWS, rows.first + rows.count]
+    return cute.domain_offset((0, _RAGGED_ROWS - rows.count), gX)
 
 
 def load_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, int]) -> TmaTensor:

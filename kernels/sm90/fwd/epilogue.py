@@ -12,6 +12,7 @@ from hopperflash.plan.config import ForwardConfig
 
 from ...common import row_statistics, softmax
 from ...common.layouts import mn_view
+from ...common.sequence import AssignedTile, sequence_statistic
 from .. import copies, tma, wgmma
 from .storage import SmemTensors
 
@@ -25,16 +26,15 @@ class EpilogueContext:
     """Where a consumer warpgroup's rows go."""
 
     config: Constexpr[ForwardConfig]
+    packed: Constexpr[bool]
     own_rows: Constexpr[bool]  # a warpgroup's rows of O lie where only its own rows of Q lay
     mma_O: cute.TiledMma
     smem: SmemTensors
     tma_O: tma.TmaTensor  # (seqlen_q, head_dim_v, heads_q, batch), one warpgroup's rows a copy
     mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
-    m_block: Int32
-    head: Int32
-    batch: Int32
+    tile: AssignedTile
     consumer_tidx: Int32
-    softmax_scale: Float32
+    scale: Float32  # of the scores whose maximum is kept
 
 
 @cute.jit
@@ -42,15 +42,15 @@ def epilogue(ctx: EpilogueContext, acc_O: cute.Tensor, stats: softmax.RowStats):
     """O = acc_O / row_sum and LSE, for the rows that exist."""
     inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
     lse = cute.make_rmem_tensor_like(stats.row_sum)
-    softmax.finish_rows(stats, inverse_sum, lse, ctx.softmax_scale)
+    softmax.finish_rows(stats, inverse_sum, lse, ctx.scale)
+    sequence, first_row = ctx.tile.sequence, ctx.tile.block * ctx.config.tile_m
+    cO = cute.make_identity_tensor((ctx.config.tile_m, ctx.config.head_dim_v))
+    thr_mma = ctx.mma_O.get_slice(ctx.consumer_tidx)
+    if cutlass.const_expr(ctx.packed):
+        row_statistics.empty_rows((inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_row)
     softmax.rescale_rows(mn_view(acc_O), inverse_sum)
-    row_statistics.store_rows(
-        lse,
-        ctx.mLSE[ctx.batch, ctx.head, None],
-        cute.make_identity_tensor((ctx.config.tile_m, ctx.config.head_dim_v)),
-        ctx.mma_O.get_slice(ctx.consumer_tidx),
-        ctx.m_block * ctx.config.tile_m,
-    )
+    gLSE = sequence_statistic(ctx.mLSE, ctx.tile.head, sequence.batch, sequence.q)
+    row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_row)
     store_output(ctx, acc_O)
 
 
@@ -74,10 +74,11 @@ def store_output(ctx: EpilogueContext, acc_O: cute.Tensor):
     ).arrive_and_wait()
 
     rows = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)
+    sequence = ctx.tile.sequence
     gO = cute.local_tile(
-        ctx.tma_O.tensor[None, None, ctx.head, ctx.batch],
+        tma.head_rows(ctx.tma_O, ctx.tile.head, sequence.batch, sequence.q, ctx.packed),
         rows,
-        (ctx.m_block * config.consumer_warpgroups + warpgroup_idx, 0),
+        (ctx.tile.block * config.consumer_warpgroups + warpgroup_idx, 0),
     )
     tOsO, tOgO = tma.partition(ctx.tma_O, cute.local_tile(sO, rows, (warpgroup_idx, 0)), gO)
     warp_in_warpgroup = cute.arch.make_warp_uniform(

@@ -24,17 +24,16 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
-from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
 
 from hopperflash.plan.config import ForwardConfig, POperand
-from hopperflash.problem.mask import MaskKind
-from hopperflash.problem.problem import Signature
 
 from ...common import operands
-from ...common.block_range import Seqlens, key_block_range
-from ...common.dtypes import NUMERIC
-from ...common.softmax import LOG2_E
+from ...common.attention_kernel import AttentionKernel
+from ...common.band import Band, Seqlens
+from ...common.block_range import key_block_range
+from ...common.sequence import AssignedTile, assigned_tile
+from ...common.softmax import Scales, make_scales
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
 from .load import LoadContext, load
@@ -58,45 +57,31 @@ class KernelOperands(NamedTuple):
     mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
 
 
-class Scales(NamedTuple):
-    """The softmax scale, natural and for base-2 exponentials."""
+class ForwardSm90(AttentionKernel[ForwardConfig]):
+    """Exact attention forward for fp16 and bf16: dense or packed, GQA by head index."""
 
-    softmax: Float32
-    log2: Float32
+    kind = "fwd_sm90"
 
-
-class ForwardSm90:
-    """Exact attention forward for fp16 and bf16: full or causal, any lengths, GQA by head index."""
-
-    def __init__(self, config: ForwardConfig, signature: Signature):
-        self.config = config
-        self.dtype = NUMERIC[signature.dtype]
-        self.causal = signature.mask_kind is MaskKind.CAUSAL
-        self.name = (
-            f"hopperflash_fwd_sm90_{signature.dtype.value}_d{config.head_dim}x{config.head_dim_v}"
-            f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
-        )
-
-    @staticmethod
-    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+    def fake_arguments(self) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        return (
-            *operands.forward_operands(signature),
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-        )
+        return (*operands.forward_operands(self.signature), *operands.scalars())
 
     @cute.jit
-    def __call__(
+    def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
         self,
         mQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim)
         mK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
         mO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mLSE: cute.Tensor,  # (batch, heads_q, seqlen_q)
+        mTiles: Any,  # (tiles, fields) int32 of packed sequences, else None
         softmax_scale: Float32,
+        softcap: Float32,
+        window_left: Int32,
+        window_right: Int32,
         stream: CUstream,
     ):
-        config, dtype = self.config, self.dtype
+        config, dtype, packed = self.config, self.dtype, self.packed
         layouts = smem_layouts(config, dtype)
         p_source = (
             warpgroup.OperandSource.RMEM
@@ -115,33 +100,34 @@ class ForwardSm90:
         rows_of_warpgroup = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)
         kernel_operands = KernelOperands(
             tma_Q=tma.load_atom(
-                tma.sequence_major(mQ), layouts.Q, (config.tile_m, config.head_dim)
+                tma.sequence_major(mQ, packed), layouts.Q, (config.tile_m, config.head_dim)
             ),
             tma_K=tma.load_atom(
-                tma.sequence_major(mK), layouts.K, (config.tile_n, config.head_dim)
+                tma.sequence_major(mK, packed), layouts.K, (config.tile_n, config.head_dim)
             ),
             tma_Vt=tma.load_atom(
-                tma.feature_major(mV), layouts.Vt, (config.head_dim_v, config.tile_n)
+                tma.feature_major(mV, packed), layouts.Vt, (config.head_dim_v, config.tile_n)
             ),
             tma_O=tma.store_atom(
-                tma.sequence_major(mO),
+                tma.sequence_major(mO, packed),
                 wgmma.row_slice(layouts.O, rows_of_warpgroup),
                 rows_of_warpgroup,
             ),
             mLSE=mLSE,
         )
         batch, seqlen_q, heads_q, _ = mQ.shape
-        seqlens = Seqlens(q=seqlen_q, k=mK.shape[1])
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             kernel_operands,
-            seqlens,
-            heads_q // mK.shape[2],
-            Scales(softmax_scale, softmax_scale * LOG2_E),
+            mTiles,
+            Seqlens(q=seqlen_q, k=mK.shape[1]),
+            (heads_q, mK.shape[2]),
+            make_scales(softmax_scale, softcap, self.capped),
+            (window_left, window_right),
             mma_S,
             mma_O,
         ).launch(
-            grid=(cute.ceil_div(seqlen_q, config.tile_m), heads_q, batch),
+            grid=self.grid(mTiles, cute.ceil_div(seqlen_q, config.tile_m), heads_q, batch),
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
@@ -152,23 +138,43 @@ class ForwardSm90:
     def kernel(
         self,
         tensors: KernelOperands,
-        seqlens: Seqlens,
-        group: Int32,  # query heads a key head
+        mTiles: Any,
+        seqlens: Seqlens,  # of dense tensors
+        heads: tuple[Int32, Int32],  # of Q, of K
         scales: Scales,
+        window: tuple[Int32, Int32],
         mma_S: cute.TiledMma,
         mma_O: cute.TiledMma,
     ):
-        config, dtype = self.config, self.dtype
-        tidx, _, _ = cute.arch.thread_idx()
-        block, head, batch = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        # Causal tiles near the end see the most keys: start them first.
-        m_block = blocks - 1 - block if cutlass.const_expr(self.causal) else block
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
             for tma_X in tensors[:4]:
                 cpasync.prefetch_descriptor(tma_X.atom)
+        band = self.band(*window)
+        # Causal tiles near the end see the most keys: start them first.
+        tile = assigned_tile(mTiles, heads[0], seqlens, descending=band.causal)
+        context = (tensors, tile, tile.head // (heads[0] // heads[1]), band, scales, mma_S, mma_O)
+        if cutlass.const_expr(self.packed):
+            if tile.block >= 0:
+                self.compute_tile(*context)
+        else:
+            self.compute_tile(*context)
 
+    @cute.jit
+    def compute_tile(
+        self,
+        tensors: KernelOperands,
+        tile: AssignedTile,
+        head_k: Int32,
+        band: Band,
+        scales: Scales,
+        mma_S: cute.TiledMma,
+        mma_O: cute.TiledMma,
+    ):
+        """One tile of queries, each warp in its role."""
+        config, dtype = self.config, self.dtype
+        tidx, _, _ = cute.arch.thread_idx()
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         layouts = smem_layouts(config, dtype)
         storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
         smem = smem_tensors(storage, layouts)
@@ -176,23 +182,24 @@ class ForwardSm90:
         pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
         pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
 
-        key_blocks = key_block_range(m_block, seqlens, config.tile_m, config.tile_n, self.causal)
+        blocks = key_block_range(
+            tile.block, tile.sequence.seqlens, band, config.tile_m, config.tile_n
+        )
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
             if warp_idx == 0:
                 load(
                     LoadContext(
                         config=config,
+                        packed=self.packed,
                         tma_Q=tensors.tma_Q,
                         tma_K=tensors.tma_K,
                         tma_Vt=tensors.tma_Vt,
                         smem=smem,
                         pipelines=pipelines,
-                        m_block=m_block,
-                        head=head,
-                        head_k=head // group,
-                        batch=batch,
-                        key_blocks=key_blocks.visited,
+                        tile=tile,
+                        head_k=head_k,
+                        blocks=blocks,
                     )
                 )
         else:
@@ -201,31 +208,31 @@ class ForwardSm90:
             acc_O, stats = mma(
                 MmaContext(
                     config=config,
-                    causal=self.causal,
+                    band=band,
+                    capped=self.capped,
                     mma_S=mma_S,
                     mma_O=mma_O,
                     smem=smem,
                     pipelines=pipelines,
-                    blocks=key_blocks,
-                    seqlens=seqlens,
-                    m_block=m_block,
+                    blocks=blocks,
+                    seqlens=tile.sequence.seqlens,
+                    m_block=tile.block,
                     consumer_tidx=consumer_tidx,
-                    scale_log2=scales.log2,
+                    scales=scales,
                 )
             )
             epilogue(
                 EpilogueContext(
                     config=config,
+                    packed=self.packed,
                     own_rows=rows_of_O_are_rows_of_Q(config, dtype),
                     mma_O=mma_O,
                     smem=smem,
                     tma_O=tensors.tma_O,
                     mLSE=tensors.mLSE,
-                    m_block=m_block,
-                    head=head,
-                    batch=batch,
+                    tile=tile,
                     consumer_tidx=consumer_tidx,
-                    softmax_scale=scales.softmax,
+                    scale=scales.natural,
                 ),
                 acc_O,
                 stats,

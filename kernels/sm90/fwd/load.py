@@ -1,4 +1,4 @@
-"""The producer warp: Q once, then K and V blocks from the diagonal to the first key."""
+"""The producer warp: Q once, then K and V blocks from the last to the first that is seen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from cutlass import Constexpr, Int32, pipeline
 
 from hopperflash.plan.config import ForwardConfig
 
+from ...common.block_range import BlockRange
+from ...common.sequence import AssignedTile, Rows
 from .. import tma
 from .storage import Pipelines, SmemTensors
 
@@ -19,34 +21,36 @@ class LoadContext:
     """What the producer needs for one output tile."""
 
     config: Constexpr[ForwardConfig]
+    packed: Constexpr[bool]
     tma_Q: tma.TmaTensor  # (seqlen_q, head_dim, heads_q, batch)
     tma_K: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
     tma_Vt: tma.TmaTensor  # (head_dim_v, seqlen_k, heads_k, batch)
     smem: SmemTensors
     pipelines: Pipelines
-    m_block: Int32
-    head: Int32
+    tile: AssignedTile
     head_k: Int32
-    batch: Int32
-    key_blocks: Int32
+    blocks: BlockRange
 
 
 @cute.jit
 def load(ctx: LoadContext):
     """Runs in one whole warp; the TMA copies elect their own lane."""
-    config = ctx.config
+    config, blocks = ctx.config, ctx.blocks
+    sequence, batch = ctx.tile.sequence, ctx.tile.sequence.batch
+    queries = Rows(sequence.q.first, sequence.seqlens.q)
+    keys = Rows(sequence.k.first, sequence.seqlens.k)
     gQ = cute.local_tile(
-        ctx.tma_Q.tensor[None, None, ctx.head, ctx.batch],
+        tma.head_rows(ctx.tma_Q, ctx.tile.head, batch, queries, ctx.packed),
         (config.tile_m, config.head_dim),
-        (ctx.m_block, 0),
+        (ctx.tile.block, 0),
     )  # (tile_m, head_dim)
     gK = cute.local_tile(
-        ctx.tma_K.tensor[None, None, ctx.head_k, ctx.batch],
+        tma.head_rows(ctx.tma_K, ctx.head_k, batch, keys, ctx.packed),
         (config.tile_n, config.head_dim),
         (None, 0),
     )  # (tile_n, head_dim, key_blocks)
     gVt = cute.local_tile(
-        ctx.tma_Vt.tensor[None, None, ctx.head_k, ctx.batch],
+        tma.head_columns(ctx.tma_Vt, ctx.head_k, batch, keys, ctx.packed),
         (config.head_dim_v, config.tile_n),
         (0, None),
     )  # (head_dim_v, tile_n, key_blocks)
@@ -58,13 +62,13 @@ def load(ctx: LoadContext):
     state_KV = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages_kv)
     ring_Q, ring_K, ring_V = ctx.pipelines
 
-    if ctx.key_blocks > 0:
+    if blocks.begin < blocks.end:
         ring_Q.producer_acquire(state_Q)
         cute.copy(
             ctx.tma_Q.atom, tQgQ, tQsQ[None, 0], tma_bar_ptr=ring_Q.producer_get_barrier(state_Q)
         )
-    for block in cutlass.range(ctx.key_blocks, unroll=1):
-        n_block = ctx.key_blocks - 1 - block
+    for block in cutlass.range(blocks.end - blocks.begin, unroll=1):
+        n_block = blocks.end - 1 - block
         ring_K.producer_acquire(state_KV)
         cute.copy(
             ctx.tma_K.atom,

@@ -21,7 +21,8 @@ from cutlass.cute.nvgpu import warpgroup
 from hopperflash.plan.config import ForwardConfig, POperand
 
 from ...common import softmax
-from ...common.block_range import BlockRange, Seqlens
+from ...common.band import Band, Seqlens
+from ...common.block_range import BlockRange
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from .. import copies, wgmma
@@ -33,7 +34,8 @@ class MmaContext:
     """What a consumer warpgroup needs for one output tile."""
 
     config: Constexpr[ForwardConfig]
-    causal: Constexpr[bool]
+    band: Band
+    capped: Constexpr[bool]
     mma_S: cute.TiledMma
     mma_O: cute.TiledMma
     smem: SmemTensors
@@ -42,7 +44,7 @@ class MmaContext:
     seqlens: Seqlens
     m_block: Int32
     consumer_tidx: Int32
-    scale_log2: Float32
+    scales: softmax.Scales
 
 
 @dataclass(frozen=True)
@@ -70,19 +72,24 @@ class KVStates(NamedTuple):
 def mma(ctx: MmaContext):
     """Returns (acc_O, stats): the unnormalised output and the row statistics.
 
-    The blocks that need a mask come first, from the diagonal down; the rest run without one.
+    From the last key block down: those that meet the diagonal or the end need a mask, those inside
+    do not, and those at a window's far edge do.
     """
     fragments, blocks = make_fragments(ctx), ctx.blocks
-    if blocks.visited > 0:
+    if blocks.begin < blocks.end:
         states = first_key_block(ctx, fragments)
-        for n in cutlass.range(1, blocks.visited - blocks.unmasked, unroll=1):
-            n_block = blocks.visited - 1 - n
+        for n in cutlass.range(1, blocks.end - blocks.unmasked_end, unroll=1):
+            n_block = blocks.end - 1 - n
             states = one_key_block(ctx, fragments, states, n_block, masked=True)
         # The first block has been visited, whether it needed its mask or not.
-        unmasked = min(blocks.unmasked, blocks.visited - 1)
-        for n in cutlass.range(unmasked, unroll=1):
-            n_block = unmasked - 1 - n
+        unmasked_end = min(blocks.unmasked_end, blocks.end - 1)
+        for n in cutlass.range(unmasked_end - blocks.unmasked_begin, unroll=1):
+            n_block = unmasked_end - 1 - n
             states = one_key_block(ctx, fragments, states, n_block, masked=False)
+        if cutlass.const_expr(ctx.band.window):
+            for n in cutlass.range(blocks.unmasked_begin - blocks.begin, unroll=1):
+                n_block = blocks.unmasked_begin - 1 - n
+                states = one_key_block(ctx, fragments, states, n_block, masked=True)
         # O += P V of the last block
         multiply_values(ctx, fragments, states.V)
         warpgroup.wait_group(0)
@@ -138,8 +145,9 @@ def first_key_block(ctx: MmaContext, fragments: Fragments):
     multiply_keys(ctx, fragments, states.K, acc_S)
     warpgroup.wait_group(0)
     pipelines.K.consumer_release(states.K)
-    mask_block(ctx, acc_S, ctx.blocks.visited - 1)
-    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2)
+    cap_block(ctx, acc_S)
+    mask_block(ctx, acc_S, ctx.blocks.end - 1)
+    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
     return states
@@ -159,9 +167,10 @@ def one_key_block(
     multiply_values(ctx, fragments, states.V)
     warpgroup.wait_group(1)
     ctx.pipelines.K.consumer_release(states.K)
+    cap_block(ctx, acc_S)
     if cutlass.const_expr(masked):
         mask_block(ctx, acc_S, n_block)
-    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2)
+    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
     # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
     ctx.pipelines.V.consumer_release(states.V)
@@ -191,6 +200,13 @@ def multiply_values(ctx: MmaContext, fragments: Fragments, state_V: pipeline.Pip
 
 
 @cute.jit
+def cap_block(ctx: MmaContext, acc_S: cute.Tensor):
+    """Scores become the tanh of what they are, where they are capped."""
+    if cutlass.const_expr(ctx.capped):
+        softmax.cap_scores(mn_view(acc_S), ctx.scales)
+
+
+@cute.jit
 def mask_block(ctx: MmaContext, acc_S: cute.Tensor, n_block: Int32):
     """Scores of keys that a row does not see become -inf."""
     config = ctx.config
@@ -202,7 +218,7 @@ def mask_block(ctx: MmaContext, acc_S: cute.Tensor, n_block: Int32):
         ctx.m_block * config.tile_m,
         n_block * config.tile_n,
         ctx.seqlens,
-        ctx.causal,
+        ctx.band,
     )
 
 

@@ -1,0 +1,61 @@
+"""Sizes and numbers past which the GPU kernels do not go, whatever the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hopperflash.problem import AttnProblem, Direction, MaskKind
+
+GRID_YZ_MAX = 65535
+GRID_X_MAX = 2**31 - 1
+# Device coordinates are 32-bit and run past a sequence by less than one tile.
+SEQLEN_MAX = 2**31 - 256
+# Under a window they run past it by a bound as well.
+WINDOW_SEQLEN_MAX = 2**29
+# Packed rows are counted from the end of a sequence, within 2^30 of it.
+PACKED_ROWS_MAX = 2**30 - 256
+SMALLEST_TILE = 64
+# The row maximum is taken before scaling, which asks for a positive scale, and the scale is
+# multiplied by log2(e) in fp32.
+SCALE_RANGE = (2.0**-126, 2.0**127)
+# The backward has the tanh back from a probability, whose logarithm is exact to 2^-22 or so.
+SOFTCAP_MIN = 2.0**-6
+
+
+def limit_reasons(problem: AttnProblem, direction: Direction) -> list[str]:
+    """What exceeds a limit, with the limit."""
+    reasons = [
+        f"{name} {size} exceeds {limit} ({why})"
+        for name, size, limit, why in _sizes(problem)
+        if size > limit
+    ]
+    low, high = SCALE_RANGE
+    if not low <= problem.softmax_scale <= high:
+        reasons.append(
+            f"softmax_scale {problem.softmax_scale:g}: its kernels take {low:.3g} to {high:.3g}"
+        )
+    if direction == "backward" and 0.0 < problem.softcap < SOFTCAP_MIN:
+        reasons.append(
+            f"softcap {problem.softcap:g}: its backward takes {SOFTCAP_MIN:g} and more, which it"
+            " can tell from rounding"
+        )
+    return reasons
+
+
+def _sizes(problem: AttnProblem) -> Iterator[tuple[str, int, int, str]]:
+    p = problem
+    rows, why = SEQLEN_MAX, "32-bit coordinates"
+    if p.mask.kind is MaskKind.WINDOW:
+        rows, why = WINDOW_SEQLEN_MAX, "32-bit coordinates under a window"
+    if p.sequences is None:
+        yield "heads", p.heads_q, GRID_YZ_MAX, "grid y"
+        yield "batch", p.batch, GRID_YZ_MAX, "grid z"
+        yield "seqlen_q", p.seqlen_q, rows, why
+        yield "seqlen_k", p.seqlen_k, rows, why
+        return
+    if rows > PACKED_ROWS_MAX:
+        rows, why = PACKED_ROWS_MAX, "30-bit coordinates of packed rows"
+    yield "total_q", p.seqlen_q, rows, why
+    yield "total_k", p.seqlen_k, rows, why
+    most = max(p.seqlen_q, p.seqlen_k) // SMALLEST_TILE + p.sequences + 2
+    yield "tiles times heads", most * p.heads_q, GRID_X_MAX, "grid x"

@@ -1,0 +1,54 @@
+"""What every attention kernel is made of before it is traced: configuration, variant, name."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+from cutlass import Int32
+
+from hopperflash.plan.config import MainConfig
+from hopperflash.problem.problem import Signature
+
+from .band import Band
+from .dtypes import NUMERIC
+
+ConfigT = TypeVar("ConfigT", bound=MainConfig)
+
+
+class AttentionKernel(Generic[ConfigT]):
+    """Base of the forward and backward classes of each architecture."""
+
+    kind: ClassVar[str]  # as in the name: "fwd_sm90"
+
+    def __init__(self, config: ConfigT, signature: Signature):
+        self.config = config
+        self.signature = signature
+        self.dtype = NUMERIC[signature.dtype]
+        self.capped = signature.softcap
+        self.packed = signature.packed
+        self.name = "_".join(self._name_parts())
+
+    def _name_parts(self) -> list[str]:
+        config, signature = self.config, self.signature
+        flags = {
+            "softcap": self.capped,
+            "packed": self.packed,
+            "deterministic": getattr(config, "deterministic", False),
+        }
+        return [
+            f"hopperflash_{self.kind}_{signature.dtype.value}",
+            f"d{config.head_dim}x{config.head_dim_v}",
+            f"{config.tile_m}x{config.tile_n}",
+            signature.mask_kind.value,
+            *(flag for flag, on in flags.items() if on),
+        ]
+
+    def band(self, window_left: Int32, window_right: Int32) -> Band:
+        """The mask, whose kind is part of the compiled code."""
+        return Band(self.signature.mask_kind, window_left, window_right)
+
+    def grid(self, mTiles: Any, blocks: Int32, heads: Int32, batch: Int32) -> tuple[Any, ...]:
+        """One CTA a tile and head: of all batch entries alike, or of the table of tiles."""
+        if mTiles is None:
+            return (blocks, heads, batch)
+        return (mTiles.shape[0] * heads, 1, 1)

@@ -1,0 +1,78 @@
+"""Which keys a query sees, as kernels know it: a kind at compile time, bounds at run time.
+
+Bottom-right aligned: query i sees key j iff i + (seqlen_k - seqlen_q) - left <= j and
+j <= i + (seqlen_k - seqlen_q) + right. `hopperflash.problem.mask` is the twin on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32
+
+from hopperflash.problem.mask import MaskKind
+
+
+class Seqlens(NamedTuple):
+    """Lengths of one batch entry."""
+
+    q: Int32
+    k: Int32
+
+
+@dataclass(frozen=True)
+class Band:
+    """A mask; the bounds are those of a window, and so large where it has none on a side that no
+    sequence reaches them."""
+
+    kind: Constexpr[MaskKind]
+    left: Int32
+    right: Int32
+
+    @property
+    def full(self) -> bool:
+        return self.kind is MaskKind.FULL
+
+    @property
+    def causal(self) -> bool:
+        return self.kind is MaskKind.CAUSAL
+
+    @property
+    def window(self) -> bool:
+        return self.kind is MaskKind.WINDOW
+
+
+class Span(NamedTuple):
+    """Indices [begin, end)."""
+
+    begin: Int32
+    end: Int32
+
+
+@cute.jit
+def visible_keys(band: Band, query: Int32, seqlens: Seqlens):
+    """Keys that a query sees; `end` may be negative where it sees none."""
+    begin, end = Int32(0), seqlens.k
+    if cutlass.const_expr(band.causal):
+        end = min(query + 1 + seqlens.k - seqlens.q, seqlens.k)
+    if cutlass.const_expr(band.window):
+        diagonal = query + seqlens.k - seqlens.q
+        begin = max(diagonal - band.left, 0)
+        end = min(diagonal + band.right + 1, seqlens.k)
+    return Span(begin, end)
+
+
+@cute.jit
+def visible_queries(band: Band, key: Int32, seqlens: Seqlens):
+    """Queries that see a key; `end` may be negative where none does."""
+    begin, end = Int32(0), seqlens.q
+    if cutlass.const_expr(band.causal):
+        begin = max(key - (seqlens.k - seqlens.q), 0)
+    if cutlass.const_expr(band.window):
+        diagonal = key - (seqlens.k - seqlens.q)
+        begin = max(diagonal - band.right, 0)
+        end = min(diagonal + band.left + 1, seqlens.q)
+    return Span(begin, end)
