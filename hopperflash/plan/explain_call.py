@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.block_range import Tiling, block_totals, query_block_totals
+from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
 from hopperflash.plan.config import (
     BackwardConfig,
@@ -117,7 +117,7 @@ def _grid(call: KernelCall, tiles: str, heads: str) -> str:
 def _blocks(config: MainConfig, problem: AttnProblem) -> Iterator[str]:
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
     forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
-    totals = (block_totals if forward else query_block_totals)(problem.mask, tiling)
+    totals = (key_block_totals if forward else query_block_totals)(problem.mask, tiling)
     yield (
         f"per{'' if forward else ' query'} head: {totals.visited} visited"
         f" ({totals.unmasked} unmasked, {totals.masked} masked), {totals.skipped} skipped"
