@@ -7,7 +7,7 @@ the kernels' loops follow: `kernels/common/block_range.py` is the twin on the de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -190,23 +190,22 @@ def _totals(
     visited = unmasked = 0
     for start, stop in pairwise(breaks):
         for block in range(start, min(start + period, stop)):
-            terms = _ceil_div(stop - block, period)
             blocks = range(block, stop, period)
-            visited += _sum_of_progression(lambda i, b=blocks: range_of(b[i]).visited, terms)
-            unmasked += _sum_of_progression(lambda i, b=blocks: range_of(b[i]).unmasked, terms)
+            ends = [range_of(b) for b in (*blocks[:2], *blocks[-2:])]
+            visited += _sum_of_progression([found.visited for found in ends], len(blocks))
+            unmasked += _sum_of_progression([found.unmasked for found in ends], len(blocks))
     return BlockTotals(visited, unmasked, tiling.m_blocks * tiling.n_blocks - visited)
 
 
-def _sum_of_progression(value: Callable[[int], int], terms: int) -> int:
-    """Sum of `max(0, a + b i)` over i in [0, terms), where `value` gives each term."""
-    first, last = value(0), value(terms - 1)
-    if first > 0 and last > 0 or first == last == 0:
+def _sum_of_progression(ends: Sequence[int], terms: int) -> int:
+    """Sum of `max(0, a + b i)` over i in [0, terms), of which `ends` are the first two terms and
+    the last two."""
+    first, last = ends[0], ends[-1]
+    if (first > 0 and last > 0) or first == last == 0:
         return terms * (first + last) // 2
-    if last > 0:  # from the other end, so that zeros come last
-        return _sum_of_progression(lambda i: value(terms - 1 - i), terms)
-    step = first - value(1)
-    positive = _ceil_div(first, step)
-    return positive * first - step * (positive * (positive - 1) // 2)
+    top, step = (first, first - ends[1]) if first > 0 else (last, last - ends[-2])
+    positive = _ceil_div(top, step)
+    return positive * top - step * (positive * (positive - 1) // 2)
 
 
 def _ceil_div(size: int, step: int) -> int:

@@ -14,7 +14,6 @@ from hopperflash.plan.launch_plan import NOTHING, Buffer, KernelCall, KernelRef,
 from hopperflash.problem import AttnProblem, DType, MaskKind, Signature
 
 TILE_TABLE = KernelRef("hopperflash.kernels.auxiliary.tile_table", "TileTable")
-LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _OUTSIDE = 2  # what lies before the first sequence and behind the last
 
 
