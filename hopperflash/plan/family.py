@@ -119,7 +119,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         results = _results(p, ("out", "lse"))
         copies, copies_back = self._copies(p, results)
         return Steps(
-            calls=(*tables.calls(arch), KernelCall(spec, operands, grid)),
+            calls=tables.before(arch, [KernelCall(spec, operands, grid)]),
             copies=copies,
             copies_back=copies_back,
             scalars=_scalars(p),
@@ -156,12 +156,11 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         results = _results(p, p.gradients)
         copies, copies_back = self._copies(p, results)
         return Steps(
-            calls=(*tables.calls(arch), *_backward_calls(p, self.backward, config, arch, tables)),
+            calls=tables.before(arch, _backward_calls(p, self.backward, config, arch, tables)),
             copies=copies,
             copies_back=copies_back,
             scalars=_scalars(p),
-            workspaces=(
-                *tables.buffers(),
+            workspaces=tables.buffers(
                 Buffer("lse_log2", statistic, "float32"),
                 Buffer("delta", statistic, "float32"),
                 Buffer("dq_acc", accumulator, "float32"),
