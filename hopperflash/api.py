@@ -132,25 +132,24 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
 
     Args:
         q: (total_q, heads_q, head_dim).
-        k: (total_k, heads_k, head_dim).
-        v: (total_k, heads_k, head_dim_v).
+        k, v: (total_k, heads_k, head_dim) and (total_k, heads_k, head_dim_v).
         cu_seqlens_q: (sequences + 1,) int32, or int64 which is cast: sequence s has the rows
             cu_seqlens_q[s] to cu_seqlens_q[s + 1] of q. Any may be empty.
         cu_seqlens_k: the same for k and v.
         max_seqlen_q, max_seqlen_k: for FlashAttention-2's signature, as int or 0-dim tensor. The
             kernels read every length on the device, so no bound is needed and none is looked at.
-        seqused_q: (sequences,) how many of a sequence's rows count, from its first; default all.
-        seqused_k: the same for k and v.
+        seqused_q, seqused_k: (sequences,) how many of a sequence's rows, from its first, count;
+            default all.
 
     Returns:
-        out (total_q, heads_q, head_dim_v) in the dtype of q; with `return_lse` also the natural-log
-        LSE (heads_q, total_q) in fp32. Rows that belong to no sequence, or do not count, see no
-        key: out 0, LSE -inf; and their gradients are 0, those of such rows of k and v too.
+        out (total_q, heads_q, head_dim_v); with `return_lse` also the LSE (heads_q, total_q). Rows
+        that belong to no sequence, or do not count, see no key: out 0, LSE -inf; and their
+        gradients are 0, those of such rows of k and v too.
 
     Raises:
         InvalidArgument: as `flash_attn_func`; of CPU tensors also for offsets that descend or
             leave the rows. Those on a GPU are not looked at, since that would synchronise.
-        UnsupportedProblem: no backend computes it here; lists every backend's reasons.
+        UnsupportedProblem: as `flash_attn_func`.
     """
     options = AttnOptions(
         *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),

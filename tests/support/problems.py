@@ -54,6 +54,28 @@ def problem(
     )
 
 
+def packed_problem(
+    total_q: int,
+    total_k: int,
+    sequences: int,
+    options: AttnOptions | None = None,
+    *,
+    seqused: bool = False,
+    device: str = "cpu",
+) -> AttnProblem:
+    """A valid bf16 problem of packed sequences: 4 query heads over 2, head_dim 64."""
+    lengths = {f"cu_seqlens_{side}": (sequences + 1,) for side in "qk"}
+    if seqused:
+        lengths |= {f"seqused_{side}": (sequences,) for side in "qk"}
+    return build_problem(
+        facts(total_q, 4, 64, device=device),
+        facts(total_k, 2, 64, device=device),
+        facts(total_k, 2, 64, device=device),
+        options,
+        {name: facts(*shape, dtype="int32", device=device) for name, shape in lengths.items()},
+    )
+
+
 def backward(
     given: AttnProblem, gradients: tuple[str, ...] = GRADIENTS, dout: OperandFacts | None = None
 ) -> AttnProblem:
