@@ -42,7 +42,7 @@ def plan_of(options: ExplainOptions) -> plan.LaunchPlan:
 
     def facts(shape: tuple[int, ...], dtype: str = sizes.dtype.value) -> OperandFacts:
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        return OperandFacts(shape, strides, 128, dtype, device)
+        return OperandFacts(shape, strides, 16, dtype, device)
 
     head_dim_v = sizes.head_dim if options.head_dim_v is None else options.head_dim_v
     shapes: list[tuple[int, ...]] = [sizes.q_shape, sizes.k_shape, (*sizes.k_shape[:3], head_dim_v)]

@@ -13,7 +13,7 @@ from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
 from hopperflash.problem.lengths import offset_reasons, used_reasons
 
-_MAX_ALIGNMENT = 128
+_MAX_ALIGNMENT = 16  # what kernels ask for; finer facts would make plans of equal calls differ
 _INTEGERS = (torch.int32, torch.int64)
 
 

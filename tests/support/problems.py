@@ -20,7 +20,7 @@ def facts(
     strides: tuple[int, ...] | None = None,
     dtype: str = "bfloat16",
     device: str = "cpu",
-    alignment: int = 128,
+    alignment: int = 16,
 ) -> OperandFacts:
     """Facts of a tensor, contiguous unless `strides` says otherwise."""
     contiguous = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
