@@ -37,18 +37,22 @@ def packed_attention(
     """
     sides = [_pieces(lengths, side, x.shape[1]) for side, x in (("q", q), ("k", k))]
     sizes_q, sizes_k = ([size for size, _ in pieces] for pieces in sides)
-    keys = {number: i for i, (_, number) in enumerate(sides[1]) if number is not None}
-    split_k, split_v = k.split(sizes_k, dim=1), v.split(sizes_k, dim=1)
-    nothing = (k[:, :0], v[:, :0])
-    results = [
-        streaming_attention(
-            rows,
-            *(nothing if number is None else (split_k[keys[number]], split_v[keys[number]])),
-            mask,
-            softmax_scale=softmax_scale,
-            softcap=softcap,
+    place = {number: i for i, (_, number) in enumerate(sides[1]) if number is not None}
+    split_q, split_k, split_v = (
+        torch.split(x, sizes, dim=1) for x, sizes in ((q, sizes_q), (k, sizes_k), (v, sizes_k))
+    )
+
+    def one_sequence(rows: Tensor, number: int | None) -> tuple[Tensor, Tensor]:
+        nothing = (k[:, :0], v[:, :0])
+        keys_of, values_of = (
+            nothing if number is None else (split_k[place[number]], split_v[place[number]])
         )
-        for rows, (_, number) in zip(q.split(sizes_q, dim=1), sides[0], strict=True)
+        return streaming_attention(
+            rows, keys_of, values_of, mask, softmax_scale=softmax_scale, softcap=softcap
+        )
+
+    results = [
+        one_sequence(rows, number) for rows, (_, number) in zip(split_q, sides[0], strict=True)
     ]
     outs, lses = zip(*results, strict=True)
     return torch.cat(outs, dim=1), torch.cat(lses, dim=2)
