@@ -98,10 +98,11 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         """One launch, one CTA per tile of queries, query head and batch entry."""
         p: AttnProblem = problem
         config, source = self.forward_config(p, arch)
-        listed = TileTableConfig(tile_m=config.tile_m, descending_q=p.is_causal)
+        listed = TileTableConfig(tile_m=config.queries, descending_q=p.is_causal)
         tables: TileTables = TileTables.of(p, listed)
         spec = KernelSpec(self.forward, config, p.signature, arch.name)
-        grid = tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m))
+        blocks, heads = _ceil_div(p.seqlen_q, config.queries), p.heads_q // config.group
+        grid = tables.grid("q", heads, blocks)
         operands = (*FORWARD_OPERANDS, tables.operand("q"), *SCALARS)
         return Steps(
             calls=(*tables.calls(arch), KernelCall(spec, operands, grid)),
@@ -120,7 +121,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         p: AttnProblem = problem
         tile, source = self.backward_config(p, arch)
         # Only dQ is added up by several CTAs, so only dQ needs an order.
-        config = replace(
+        config: BackwardT = replace(
             tile,
             deterministic=p.deterministic and "dq" in p.gradients,
             gradients=p.gradients,
