@@ -19,7 +19,8 @@ from hopperflash.problem import AttnProblem
 
 
 def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig, str]:
-    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
+    capped = problem.softcap > 0.0
+    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
     config = forward_config(tile, problem.head_dim, problem.head_dim_v)
     if folding_pays(problem, config.tile_m):
         saved = f"{problem.group} heads a tile: their {problem.seqlen_q} queries fill fewer tiles"
