@@ -142,9 +142,7 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
             self.store_tile(smem.sV, tensors.mdV, config.head_dim_v, tile)
 
     @cute.jit
-    def store_tile(
-        self, sX: cute.Tensor, mX: cute.Tensor, head_dim: Constexpr[int], tile: KeyTile
-    ):
+    def store_tile(self, sX: cute.Tensor, mX: cute.Tensor, head_dim: Constexpr[int], tile: KeyTile):
         """A finished gradient tile to all rows that the sequence owns."""
         tidx, _, _ = cute.arch.thread_idx()
         copy = cp_async.tiled_store(self.dtype, self.config.threads, head_dim)
