@@ -115,11 +115,14 @@ def materialized_gradients(
     mask: MaskSpec,
     *,
     softmax_scale: float,
+    softcap: float = 0.0,
 ) -> Gradients:
     """fp64 gradients of `materialized_attention`; `dlse` is None where nothing uses the LSE."""
     q, k, v = (x.detach().double().requires_grad_() for x in operands)
     with torch.enable_grad():
-        results = materialized_attention(q, k, v, mask, softmax_scale=softmax_scale)
+        results = materialized_attention(
+            q, k, v, mask, softmax_scale=softmax_scale, softcap=softcap
+        )
     return _gradients(results, (q, k, v), dout, dlse)
 
 
@@ -130,11 +133,14 @@ def low_precision_gradients(
     mask: MaskSpec,
     *,
     softmax_scale: float,
+    softcap: float = 0.0,
 ) -> Gradients:
     """Gradients of `low_precision_attention`, rounded wherever it rounds."""
     q, k, v = (x.detach().requires_grad_() for x in operands)
     with torch.enable_grad():
-        results = low_precision_attention(q, k, v, mask, softmax_scale=softmax_scale)
+        results = low_precision_attention(
+            q, k, v, mask, softmax_scale=softmax_scale, softcap=softcap
+        )
     return _gradients(results, (q, k, v), dout, dlse)
 
 
@@ -145,11 +151,12 @@ def gradient_terms(
     mask: MaskSpec,
     *,
     softmax_scale: float,
+    softcap: float = 0.0,
 ) -> Gradients:
     """What the magnitudes of the terms of each gradient add up to, in fp64; see `tolerance`.
 
     The sums of a backward with every operand replaced by its absolute value, and every difference
-    by a sum: dS = P (dP + delta), delta = rowsum(P dP) + dLSE.
+    by a sum: dS = P (dP + delta), delta = rowsum(P dP) + dLSE; through a cap times 1 + tanh^2.
     """
     q, k, v = (x.detach().double() for x in operands)
     batch, seqlen_q, heads_q, _ = q.shape
@@ -158,12 +165,16 @@ def gradient_terms(
     dout = dout.double().reshape(batch, seqlen_q, heads_k, group, -1).abs()
     hidden = hidden_pairs(mask, seqlen_q, k.shape[1], device=q.device)
     S = softmax_scale * torch.einsum("bqhgd,bkhd->bhgqk", q, k)
+    slope = torch.ones_like(S)
+    if softcap > 0:
+        tanh = torch.tanh(S / softcap)
+        S, slope = softcap * tanh, 1.0 + tanh.square()
     P = torch.softmax(S.masked_fill(hidden, -math.inf), dim=-1).masked_fill(hidden, 0.0)
     dP = torch.einsum("bqhgd,bkhd->bhgqk", dout, v.abs())
     delta = (P * dP).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta + dlse.double().abs().view(batch, heads_k, group, seqlen_q, 1)
-    dS = softmax_scale * P * (dP + delta)
+    dS = softmax_scale * P * (dP + delta) * slope
     return Gradients(
         torch.einsum("bhgqk,bkhd->bqhgd", dS, k.abs()).flatten(2, 3),
         torch.einsum("bhgqk,bqhgd->bkhd", dS, q.abs()),
