@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hopperflash import analysis, emulator
     from hopperflash.api import (
         explain,
+        flash_attn_backward,
         flash_attn_func,
         flash_attn_varlen_func,
         make_plan,
@@ -31,6 +32,7 @@ __all__ = [
     "emulate",
     "emulator",
     "explain",
+    "flash_attn_backward",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "make_plan",
@@ -43,6 +45,7 @@ _HOMES = {
     "UnsupportedProblem": "errors",
     "emulate": "runtime.emulation",
     "explain": "api",
+    "flash_attn_backward": "api",
     "flash_attn_func": "api",
     "flash_attn_varlen_func": "api",
     "make_plan": "api",

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torch import Tensor
 
-from hopperflash import ops, plan
+from hopperflash import calls, ops, plan
+from hopperflash.calls import Call
 from hopperflash.errors import HopperflashError
-from hopperflash.plan import ArchSpec, LaunchPlan, Support
-from hopperflash.problem import AttnOptions, AttnProblem, Direction, build_problem
-from hopperflash.problem.lengths import CU_SEQLENS, SEQUSED
-from hopperflash.runtime import device, preference, tensors
+from hopperflash.plan import LaunchPlan, Support
+from hopperflash.problem import GRADIENTS, AttnOptions, Direction
+from hopperflash.problem.lengths import LENGTHS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 WindowSize = tuple[int | None, int | None]
+_TENSORS = (*LENGTHS, "max_seqlen_q", "max_seqlen_k", "out", "dout", "lse", "dlse", *GRADIENTS)
 
 
 class AttnKeywords(TypedDict, total=False):
-    """The options of `flash_attn_func`, as `supports`, `make_plan` and `explain` take them."""
+    """Options and further tensors, as `supports`, `make_plan` and `explain` take them."""
 
     dropout_p: float
     softmax_scale: float | None
@@ -35,6 +37,15 @@ class AttnKeywords(TypedDict, total=False):
     cu_seqlens_k: Tensor | None
     seqused_q: Tensor | None
     seqused_k: Tensor | None
+    max_seqlen_q: int | Tensor | None
+    max_seqlen_k: int | Tensor | None
+    out: Tensor | None
+    dout: Tensor | None
+    lse: Tensor | None
+    dlse: Tensor | None
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
 
 
 def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional order is a contract
@@ -51,6 +62,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
     return_attn_probs: bool = False,
     *,
     return_lse: bool = False,
+    out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, softmax(scale * Q K^T + mask) V, on GPU tensors or CPU tensors.
@@ -71,6 +83,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
             unless at their defaults.
         deterministic: gradients equal bit for bit between runs.
         return_lse: also return the log-sum-exp.
+        out: memory to write the output to, of any strides; not where gradients are needed.
         backend: "sm90", "sm80" or "cpu"; default that of `use_backend`, or the first able one.
 
     Returns:
@@ -81,20 +94,12 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         InvalidArgument: the arguments do not make an attention problem; lists every reason.
         UnsupportedProblem: no backend computes it here; lists every backend's reasons.
     """
-    operands = tensors.accept(q=q, k=k, v=v)
-    launch_plan = make_plan(
-        *operands,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        return_attn_probs=return_attn_probs,
-        backend=backend,
+    options = AttnOptions(
+        *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),
+        *(deterministic, return_attn_probs),
     )
-    out, lse = ops.attention(launch_plan, *operands)
+    call = calls.accept({"q": q, "k": k, "v": v, **_given(out=out)}, options, backend=backend)
+    out, lse = ops.attention(call.plan, call.tensors)
     return (out, lse) if return_lse else out
 
 
@@ -118,6 +123,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     return_lse: bool = False,
+    out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention within each of many sequences, packed one behind the other.
@@ -126,51 +132,96 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
 
     Args:
         q: (total_q, heads_q, head_dim).
-        k: (total_k, heads_k, head_dim).
-        v: (total_k, heads_k, head_dim_v).
+        k, v: (total_k, heads_k, head_dim) and (total_k, heads_k, head_dim_v).
         cu_seqlens_q: (sequences + 1,) int32, or int64 which is cast: sequence s has the rows
             cu_seqlens_q[s] to cu_seqlens_q[s + 1] of q. Any may be empty.
         cu_seqlens_k: the same for k and v.
         max_seqlen_q, max_seqlen_k: for FlashAttention-2's signature, as int or 0-dim tensor. The
             kernels read every length on the device, so no bound is needed and none is looked at.
-        seqused_q: (sequences,) how many of a sequence's rows count, from its first; default all.
-        seqused_k: the same for k and v.
+        seqused_q, seqused_k: (sequences,) how many of a sequence's rows, from its first, count;
+            default all.
 
     Returns:
-        out (total_q, heads_q, head_dim_v) in the dtype of q; with `return_lse` also the natural-log
-        LSE (heads_q, total_q) in fp32. Rows that belong to no sequence, or do not count, see no
-        key: out 0, LSE -inf; and their gradients are 0, those of such rows of k and v too.
+        out (total_q, heads_q, head_dim_v); with `return_lse` also the LSE (heads_q, total_q). Rows
+        that belong to no sequence, or do not count, see no key: out 0, LSE -inf; and their
+        gradients are 0, those of such rows of k and v too.
 
     Raises:
         InvalidArgument: as `flash_attn_func`; of CPU tensors also for offsets that descend or
             leave the rows. Those on a GPU are not looked at, since that would synchronise.
-        UnsupportedProblem: no backend computes it here; lists every backend's reasons.
+        UnsupportedProblem: as `flash_attn_func`.
     """
-    q, k, v = tensors.accept(q=q, k=k, v=v)
-    lengths = tensors.accept_lengths(
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
+    options = AttnOptions(
+        *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),
+        *(deterministic, return_attn_probs),
     )
-    launch_plan = make_plan(
-        q,
-        k,
-        v,
-        dropout_p=dropout_p,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        return_attn_probs=return_attn_probs,
-        backend=backend,
-        **(lengths or {}),
+    given = {
+        **{"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k},
+        **{"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k},
+        **_given(seqused_q=seqused_q, seqused_k=seqused_k, out=out),
+    }
+    call = calls.accept(given, options, backend=backend)
+    out, lse = map(call.as_given, ops.attention(call.plan, call.tensors))
+    return (out, lse) if return_lse else out
+
+
+def flash_attn_backward(  # noqa: PLR0913, PLR0917 - close to FlashAttention-2's order
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    *,
+    dlse: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients from the results of a forward, without autograd; not differentiable itself.
+
+    `out` and `lse` may be those of attention over more keys than `k` holds: the gradients are then
+    the part that these keys have in them, as passing keys around a ring of devices needs.
+
+    Args:
+        dout: the gradient of `out`, like it.
+        q, k, v, and options: as the forward took them; with `cu_seqlens_q` and `cu_seqlens_k`
+            as `flash_attn_varlen_func` did.
+        lse: fp32, as the forward returned it.
+        dlse: the gradient of `lse`, like it; default 0.
+        dq, dk, dv: memory for the gradients, like q, k and v, of any strides.
+
+    Returns:
+        (dq, dk, dv), the given ones where they were.
+
+    Raises:
+        InvalidArgument, UnsupportedProblem: as the forward.
+    """
+    options = AttnOptions(
+        *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),
+        deterministic,
     )
-    tensors.check_lengths(lengths or {}, (len(q), len(k)))
-    out, lse = ops.attention(launch_plan, q[None], k[None], v[None], lengths)
-    return (out[0], lse[0]) if return_lse else out[0]
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    given = {
+        **{"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse},
+        **_given(dlse=dlse, dq=dq, dk=dk, dv=dv),
+        **_given(**lengths, seqused_q=seqused_q, seqused_k=seqused_k),
+    }
+    call = calls.accept(given, options, direction="backward", backend=backend)
+    dq, dk, dv = map(call.as_given, ops.gradients(call.plan, call.tensors))
+    return dq, dk, dv
 
 
 def supports(
@@ -189,8 +240,8 @@ def supports(
     is asked.
     """
     try:
-        problem, spec, backend = _problem(q, k, v, arch, backend, **options)
-        return plan.supports(problem, spec, direction, backend)
+        call = _planned(q, k, v, arch, direction, backend, options)
+        return plan.supports(call.problem, call.arch, direction, call.backend)
     except HopperflashError as refused:
         return Support(False, refused.reasons or (refused.headline,))
 
@@ -207,11 +258,11 @@ def make_plan(
 ) -> LaunchPlan:
     """What `flash_attn_func` would run, as data: backend, kernels, tiles, grid, copies and why.
 
-    Only shapes, dtypes, strides and alignment of the tensors are read. Raises as
-    `flash_attn_func` does.
+    Shapes, dtypes, strides and alignment of the tensors are read, and the values of lengths on a
+    CPU. Packed sequences are given by their `cu_seqlens_q` and so on; memory for results as "out",
+    or for a backward "dq" and so on. Raises as `flash_attn_func` does.
     """
-    problem, spec, backend = _problem(q, k, v, arch, backend, **options)
-    return plan.make_plan(problem, spec, direction, backend)
+    return _planned(q, k, v, arch, direction, backend, options).plan
 
 
 def explain(
@@ -230,22 +281,26 @@ def explain(
     )
 
 
-def _problem(
-    q: Tensor, k: Tensor, v: Tensor, arch: str | None, backend: str | None, **options: Any
-) -> tuple[AttnProblem, ArchSpec, str | None]:
-    """The problem, the architecture to plan for, and the backend that was asked for, if one was."""
-    alibi = options.pop("alibi_slopes", None) is not None
-    options.pop("return_lse", None)  # the LSE is always computed
-    lengths = tensors.accept_lengths(
-        **{name: options.pop(name, None) for name in (*CU_SEQLENS, *SEQUSED)}
+def _planned(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arch: str | None,
+    direction: Direction,
+    backend: str | None,
+    keywords: Mapping[str, Any],
+) -> Call:
+    """The call of a public function that is asked about."""
+    asked = dict(keywords)
+    given = _given(**{name: asked.pop(name, None) for name in _TENSORS})
+    alibi = asked.pop("alibi_slopes", None) is not None
+    asked.pop("return_lse", None)  # the LSE is always computed
+    options = AttnOptions(alibi=alibi, **asked)
+    return calls.accept(
+        {"q": q, "k": k, "v": v, **given}, options, direction=direction, arch=arch, backend=backend
     )
-    q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.accept(q=q, k=k, v=v))
-    problem = build_problem(
-        q_facts,
-        k_facts,
-        v_facts,
-        AttnOptions(alibi=alibi, **options),
-        None if lengths is None else {name: tensors.facts(t) for name, t in lengths.items()},
-    )
-    backend = backend or preference.preferred()
-    return problem, device.target_arch(q.device, arch, backend), backend
+
+
+def _given(**tensors: Tensor | None) -> dict[str, Tensor]:
+    """Those that were not left away."""
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

@@ -9,43 +9,74 @@ import torch
 from torch import Tensor
 
 from hopperflash.errors import UnsupportedProblem
-from hopperflash.packed import packed_attention
+from hopperflash.packed import packed_attention, packed_gradients
 from hopperflash.plan import LaunchPlan, make_plan
 from hopperflash.problem import GRADIENTS, AttnProblem, backward_problem
+from hopperflash.problem.lengths import LENGTHS
 from hopperflash.runtime import emulation
 from hopperflash.runtime.launch import execute
 from hopperflash.runtime.tensors import facts
-from hopperflash.streaming import streaming_attention
+from hopperflash.streaming import streaming_attention, streaming_gradients
 
 
-def attention(
-    plan: LaunchPlan,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Mapping[str, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a forward plan; `lengths` are those of packed sequences, in a batch of one.
+def attention(plan: LaunchPlan, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a forward plan, of packed sequences in a batch of one.
 
-    A plan without launches is that of the cpu backend, or of an empty problem on any backend; both
-    are computed by `streaming_attention`, which has gradients.
+    `tensors` holds q, k, v, the lengths of packed sequences, and "out" where memory for it was
+    given, which gradients cannot pass. A plan without launches is that of the cpu backend, or of an
+    empty problem on any backend; both are computed by `streaming_attention`, which has gradients.
     """
+    q, k, v = (tensors[name] for name in ("q", "k", "v"))
+    lengths = {name: tensors[name] for name in LENGTHS if name in tensors}
+    if "out" in tensors:
+        with torch.no_grad():
+            if plan.calls:
+                results = execute(plan, tensors, emulation.session_of(q.device))
+                return results["out"], results["lse"]
+            out, lse = _without_kernels(plan.problem, q, k, v, lengths)
+            return tensors["out"].copy_(out), lse
     if not plan.calls:
         return _without_kernels(plan.problem, q, k, v, lengths)
-    out, lse = _KernelAttention.apply(plan, lengths or {}, q, k, v)  # type: ignore[no-untyped-call]
+    out, lse = _KernelAttention.apply(plan, lengths, q, k, v)  # type: ignore[no-untyped-call]
     return out, lse
 
 
+def gradients(plan: LaunchPlan, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """(dq, dk, dv) of a backward plan, written to memory of those names where it is given.
+
+    `tensors` holds what a forward took and gave, "dout", and "dlse" where the LSE is used.
+    """
+    problem, q, lse = plan.problem, tensors["q"], tensors["lse"]
+    with torch.no_grad():
+        if plan.calls:
+            operands = {"dlse": torch.zeros_like(lse), **tensors}
+            results = execute(plan, operands, emulation.session_of(q.device))
+            return tuple(results[name] for name in GRADIENTS)
+        scales = {"softmax_scale": problem.softmax_scale, "softcap": problem.softcap}
+        lengths = {name: tensors[name] for name in LENGTHS if name in tensors}
+        operands = {name: x for name, x in tensors.items() if name not in (*LENGTHS, *GRADIENTS)}
+        if problem.is_empty:
+            results = {f"d{name}": torch.zeros_like(tensors[name]) for name in ("q", "k", "v")}
+        elif problem.is_packed:
+            results = packed_gradients(operands, lengths, problem.mask, **scales)
+        else:
+            results = streaming_gradients(operands, problem.mask, **scales)
+        return tuple(
+            tensors[name].copy_(results[name]) if name in tensors else results[name]
+            for name in GRADIENTS
+        )
+
+
 def _without_kernels(
-    problem: AttnProblem, q: Tensor, k: Tensor, v: Tensor, lengths: Mapping[str, Tensor] | None
+    problem: AttnProblem, q: Tensor, k: Tensor, v: Tensor, lengths: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     scales = {"softmax_scale": problem.softmax_scale, "softcap": problem.softcap}
-    if lengths is None:
-        return streaming_attention(q, k, v, problem.mask, **scales)
     if problem.is_empty:
         # No row sees a key, whatever the lengths say, which may be on a GPU.
         return streaming_attention(q, k[:, :0], v[:, :0], problem.mask, **scales)
-    return packed_attention(q, k, v, lengths, problem.mask, **scales)
+    if problem.is_packed:
+        return packed_attention(q, k, v, lengths, problem.mask, **scales)
+    return streaming_attention(q, k, v, problem.mask, **scales)
 
 
 class _KernelAttention(torch.autograd.Function):
@@ -85,12 +116,12 @@ class _KernelAttention(torch.autograd.Function):
             "out": out,
             "dout": torch.zeros_like(out) if dout is None else dout,
             "lse": lse,
-            "dlse": torch.zeros_like(lse) if dlse is None else dlse.contiguous(),
+            "dlse": torch.zeros_like(lse) if dlse is None else dlse,
             **dict(zip(ctx.lengths, lengths, strict=True)),
         }
         problem = backward_problem(
             ctx.plan.problem,
-            [(name, facts(operands[name])) for name in ("q", "k", "v", "dout", "out")],
+            [(name, facts(operands[name])) for name in ("q", "k", "v", "dout", "out", "dlse")],
             needed,
         )
         plan = make_plan(problem, ctx.plan.arch, "backward", ctx.plan.requested)

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from hopperflash.problem.mask import MaskSpec
-from hopperflash.streaming import streaming_attention
+from hopperflash.streaming import streaming_attention, streaming_gradients
+
+_ROWS_OF_QUERIES = ("q", "out", "dout")  # (1, total_q, heads_q, ...)
+_STATISTICS = ("lse", "dlse")  # (1, heads_q, total_q)
 
 
 def packed_attention(
@@ -37,25 +40,59 @@ def packed_attention(
     """
     sides = [_pieces(lengths, side, x.shape[1]) for side, x in (("q", q), ("k", k))]
     sizes_q, sizes_k = ([size for size, _ in pieces] for pieces in sides)
-    place = {number: i for i, (_, number) in enumerate(sides[1]) if number is not None}
+    keys = {number: i for i, (_, number) in enumerate(sides[1]) if number is not None}
     split_q, split_k, split_v = (
         torch.split(x, sizes, dim=1) for x, sizes in ((q, sizes_q), (k, sizes_k), (v, sizes_k))
     )
-
-    def one_sequence(rows: Tensor, number: int | None) -> tuple[Tensor, Tensor]:
-        nothing = (k[:, :0], v[:, :0])
-        keys_of, values_of = (
-            nothing if number is None else (split_k[place[number]], split_v[place[number]])
+    results = []
+    for rows, (_, number) in zip(split_q, sides[0], strict=True):
+        seen = (k[:, :0], v[:, :0])
+        if number is not None:
+            seen = (split_k[keys[number]], split_v[keys[number]])
+        results.append(
+            streaming_attention(rows, *seen, mask, softmax_scale=softmax_scale, softcap=softcap)
         )
-        return streaming_attention(
-            rows, keys_of, values_of, mask, softmax_scale=softmax_scale, softcap=softcap
-        )
-
-    results = [
-        one_sequence(rows, number) for rows, (_, number) in zip(split_q, sides[0], strict=True)
-    ]
     outs, lses = zip(*results, strict=True)
     return torch.cat(outs, dim=1), torch.cat(lses, dim=2)
+
+
+def packed_gradients(
+    operands: Mapping[str, Tensor],
+    lengths: Mapping[str, Tensor],
+    mask: MaskSpec,
+    *,
+    softmax_scale: float,
+    softcap: float = 0.0,
+) -> dict[str, Tensor]:
+    """ "dq", "dk" and "dv" of `packed_attention` from its results; `streaming_gradients` has names.
+
+    Rows that belong to no sequence have gradients of 0.
+    """
+    q, k = operands["q"], operands["k"]
+    found = {f"d{name}": torch.zeros_like(operands[name]) for name in ("q", "k", "v")}
+    queries, keys = (_rows(lengths, side, x.shape[1]) for side, x in (("q", q), ("k", k)))
+    for rows_q, rows_k in zip(queries, keys, strict=True):
+        sequence = {
+            name: x[:, :, rows_q]
+            if name in _STATISTICS
+            else x[:, rows_q if name in _ROWS_OF_QUERIES else rows_k]
+            for name, x in operands.items()
+        }
+        gradients = streaming_gradients(
+            sequence, mask, softmax_scale=softmax_scale, softcap=softcap
+        )
+        for name, gradient in gradients.items():
+            found[name][:, rows_q if name == "dq" else rows_k] = gradient
+    return found
+
+
+def _rows(lengths: Mapping[str, Tensor], side: str, total: int) -> list[slice]:
+    """The rows of every sequence."""
+    rows, begin = [], 0
+    for size, number in _pieces(lengths, side, total):
+        rows += [] if number is None else [slice(begin, begin + size)]
+        begin += size
+    return rows
 
 
 def _pieces(lengths: Mapping[str, Tensor], side: str, total: int) -> list[tuple[int, int | None]]:

@@ -161,8 +161,8 @@ def gradient_terms(
     q, k, v = (x.detach().double() for x in operands)
     batch, seqlen_q, heads_q, _ = q.shape
     heads_k, group = k.shape[2], heads_q // k.shape[2]
-    q = q.view(batch, seqlen_q, heads_k, group, -1)
-    dout = dout.double().reshape(batch, seqlen_q, heads_k, group, -1).abs()
+    q = torch.unflatten(q, 2, (heads_k, group))
+    dout = torch.unflatten(dout.double(), 2, (heads_k, group)).abs()
     hidden = hidden_pairs(mask, seqlen_q, k.shape[1], device=q.device)
     S = softmax_scale * torch.einsum("bqhgd,bkhd->bhgqk", q, k)
     slope = torch.ones_like(S)

@@ -16,7 +16,7 @@ along the rows: that sums dK and dV over the group inside the matrix product.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,28 @@ def streaming_attention(
         q, k, v, mask, softmax_scale, softcap
     )
     return out, lse
+
+
+def streaming_gradients(
+    operands: Mapping[str, Tensor], mask: MaskSpec, *, softmax_scale: float, softcap: float = 0.0
+) -> dict[str, Tensor]:
+    """The gradients of `streaming_attention` from its results, which may be those of more keys.
+
+    Args:
+        operands: "q", "k", "v", "out", "lse" and "dout", and "dlse" where the LSE is used.
+
+    Returns:
+        "dq", "dk" and "dv" in the dtypes of q, k and v.
+    """
+    q, k, v, out, lse, dout = (operands[n] for n in ("q", "k", "v", "out", "lse", "dout"))
+    tiling = _Tiling.of(q, k, mask, softmax_scale, softcap)
+    dlse = operands.get("dlse")
+    gradients = _backward((q, k, v, out, lse), dout, dlse, tiling, needed=(True, True, True))
+    return {
+        name: gradient
+        for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True)
+        if gradient is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -205,6 +227,8 @@ def _backward(
     delta = (dout.to(compute_dtype) * out).sum(dim=-1).transpose(1, 2)
     if dlse is not None:
         delta = delta - dlse
+    # A row without keys has P = 0, whatever else it sees: its LSE may come from elsewhere.
+    lse = lse.masked_fill(lse == -math.inf, math.inf)
     delta, lse = (x.reshape(len(keys), tiling.group, tiling.seqlen_q) for x in (delta, lse))
 
     dq = torch.empty_like(q, memory_format=torch.contiguous_format) if needed[0] else None

@@ -18,7 +18,7 @@ from hopperflash.cli.output import Stages
 from hopperflash.emulator import EmulationRun
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 from hopperflash.plan import ForwardConfig, ForwardConfigSm80, LaunchPlan, arch_of
-from hopperflash.plan.block_range import Tiling, block_totals, query_block_totals
+from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.config import MainConfig
 from hopperflash.problem import Direction
 from hopperflash.runtime.compile import compile_kernel
@@ -83,7 +83,7 @@ class Part:
         )
         tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
         if isinstance(config, ForwardConfig | ForwardConfigSm80):
-            totals = block_totals(problem.mask, tiling)
+            totals = key_block_totals(problem.mask, tiling)
             columns = config.head_dim + config.head_dim_v
         else:
             totals = query_block_totals(problem.mask, tiling)

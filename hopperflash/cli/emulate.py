@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hopperflash.cli.explain import window_of
-from hopperflash.cli.options import SizeOptions, Sizes, command, flag
+from hopperflash.cli.options import ProblemOptions, Sizes, command, flag
 from hopperflash.cli.output import WRONG, Stages, print_json, stages, stderr, stdout
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 
@@ -20,13 +19,11 @@ DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
-class EmulateOptions(SizeOptions):
+class EmulateOptions(ProblemOptions):
     """What `hopperflash emulate` takes."""
 
-    window: Annotated[str | None, flag("LEFT,RIGHT keys a query sees; -1 is unbounded.")] = None
-    softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
     arch: Annotated[str, flag("Target, such as sm_90a.")] = "sm_90a"
-    direction: Annotated[str, flag("forward; the backward comes next.")] = "forward"
+    direction: Annotated[str, flag("forward, or backward after it.")] = "forward"
     schedule: Annotated[str, flag("When asynchronous work lands: eager, lazy, random.")] = "lazy"
     seed: Annotated[int, flag("Of the random inputs and the random schedule.")] = 0
     json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
@@ -42,8 +39,6 @@ def emulate(options: EmulateOptions) -> None:
     """
     if options.direction not in DIRECTIONS:
         raise InvalidArgument(f"--direction is {options.direction!r}: give forward or backward")
-    if options.direction == "backward":
-        raise UnsupportedProblem("no backward kernels yet: they come next; emulate the forward")
     with stages() as progress:
         progress.enter("loading torch")
         start = perf_counter()
@@ -67,23 +62,34 @@ def emulate(options: EmulateOptions) -> None:
 
 def _executed(options: EmulateOptions, progress: Stages) -> EmulationRun:
     from hopperflash import api
-    from hopperflash.cli.inputs import random_inputs
+    from hopperflash.cli.inputs import offsets, random_inputs
     from hopperflash.emulator import EmulationError
     from hopperflash.runtime import emulation
 
-    inputs = random_inputs(Sizes.of(options), options.seed)
-    causal = inputs.causal if options.window is None else options.causal is True
+    sizes, seqlens = Sizes.of(options), options.packed_lengths
+    if seqlens is not None:
+        sizes = replace(sizes, batch=1, seqlen_q=sum(seqlens), seqlen_k=sum(seqlens))
+    backward = options.direction == "backward"
+    operands = random_inputs(sizes, options.seed).operands
+    q, k, v = (operand.requires_grad_(backward) for operand in operands)
+    attention: dict[str, Any] = {
+        "causal": options.attention.causal,
+        "window_size": options.attention.window_size,
+        "softcap": options.attention.softcap,
+        "return_lse": True,
+    }
     try:
         with emulation.emulate(
             options.arch, schedule=options.schedule, seed=options.seed, progress=progress.advance
         ) as run:
             progress.enter("executing CTAs")
-            api.flash_attn_func(
-                *inputs.operands,
-                causal=causal,
-                window_size=window_of(options.window),
-                softcap=options.softcap,
-            )
+            if seqlens is None:
+                out, _ = api.flash_attn_func(q, k, v, **attention)
+            else:
+                packing = (offsets(seqlens), offsets(seqlens), max(seqlens), max(seqlens))
+                out, _ = api.flash_attn_varlen_func(q[0], k[0], v[0], *packing, **attention)
+            if backward:
+                out.sum().backward()
     except EmulationError as error:
         stderr().print(f"WRONG: the kernel failed: {error}", markup=False)
         raise typer.Exit(WRONG) from None

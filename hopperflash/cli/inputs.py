@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -44,6 +46,11 @@ def random_inputs(sizes: Sizes, seed: int) -> Inputs:
         for shape in (sizes.q_shape, sizes.k_shape, sizes.k_shape)
     )
     return Inputs(q, k, v, sizes.causal)
+
+
+def offsets(seqlens: Sequence[int]) -> Tensor:
+    """(sequences + 1,) int32: where each sequence begins, and where the last ends."""
+    return torch.tensor([0, *accumulate(seqlens)], dtype=torch.int32)
 
 
 def read_inputs(path: Path, causal: bool | None) -> Inputs:

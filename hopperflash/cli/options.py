@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from hopperflash.cli.output import exit_on_refusal
-from hopperflash.problem import DType
+from hopperflash.errors import InvalidArgument
+from hopperflash.problem import AttnOptions, DType
 
 Options = TypeVar("Options")
 
@@ -50,6 +51,50 @@ class SizeOptions:
     head_dim: Annotated[int | None, size("Head dim, a multiple of 8 to 256.", 128)] = None
     dtype: Annotated[DTypeName | None, flag("Element type.", show_default="bf16")] = None
     causal: Annotated[bool | None, flag("Mask.", "--causal/--full", show_default="causal")] = None
+
+
+@dataclass(frozen=True)
+class ProblemOptions(SizeOptions):
+    """A problem of any kind; without `seqlens` it is dense."""
+
+    seqlens: Annotated[str | None, flag("Packed sequences of these lengths: 5,130,0.")] = None
+    window: Annotated[str | None, flag("LEFT,RIGHT keys a query sees; -1 is unbounded.")] = None
+    softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
+
+    @property
+    def packed_lengths(self) -> tuple[int, ...] | None:
+        """Lengths of packed sequences; `InvalidArgument` beside sizes of a dense problem."""
+        if self.seqlens is None:
+            return None
+        dense = [
+            f"--{name.replace('_', '-')}"
+            for name in ("batch", "seqlen", "seqlen_k")
+            if getattr(self, name) is not None
+        ]
+        lengths = _integers("--seqlens", self.seqlens, "5,130,0")
+        reasons = [f"--seqlens gives every length: leave {', '.join(dense)} away"] if dense else []
+        reasons += [f"--seqlens holds {length}: give lengths" for length in lengths if length < 0]
+        if reasons:
+            raise InvalidArgument("these options do not go together:", reasons)
+        return lengths
+
+    @property
+    def attention(self) -> AttnOptions:
+        """The mask and the cap; a window alone is not causal."""
+        causal = self.causal is True if self.window is not None else self.causal is not False
+        window: tuple[int, ...] = (-1, -1)
+        if self.window is not None:
+            window = _integers("--window", self.window, "512,0")
+            if len(window) != 2:
+                raise InvalidArgument(f"--window is {self.window!r}: give LEFT,RIGHT such as 512,0")
+        return AttnOptions(causal=causal, window_size=window, softcap=self.softcap)
+
+
+def _integers(name: str, text: str, example: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgument(f"{name} is {text!r}: give numbers such as {example}") from None
 
 
 @dataclass(frozen=True)

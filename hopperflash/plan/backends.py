@@ -9,11 +9,11 @@ from typing import Any
 from hopperflash.errors import InvalidArgument
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.family import KernelFamily
-from hopperflash.plan.launch_plan import Steps
+from hopperflash.plan.launch_plan import Copy, Steps
 from hopperflash.plan.sm80 import SM80
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.support import Support
-from hopperflash.problem import AttnProblem, Direction
+from hopperflash.problem import GRADIENTS, AttnProblem, Direction
 
 Asked = Callable[[AttnProblem, ArchSpec, Direction], Support]
 
@@ -62,7 +62,11 @@ def _cpu_supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) ->
 
 
 def _no_kernels(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Steps:
-    return Steps()
+    results = ("out",) if direction == "forward" else GRADIENTS
+    given = [name for name, _ in problem.operands if name in results]
+    return Steps(
+        copies_back=tuple(Copy(name, "torch computes it in memory of its own") for name in given)
+    )
 
 
 BACKENDS = (

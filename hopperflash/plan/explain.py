@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hopperflash.plan.backends import BACKENDS
 from hopperflash.plan.explain_call import explain_call
 from hopperflash.plan.launch_plan import LaunchPlan
+from hopperflash.problem import AttnProblem, Direction
 
 LABEL_WIDTH = 11
 LINE_WIDTH = 78
@@ -22,9 +23,12 @@ def explain(plan: LaunchPlan) -> str:
     ]
     for call in plan.calls:
         sections += explain_call(call, plan)
+    copies = [f"{copy.operand}: {copy.reason}" for copy in plan.copies]
+    copies += [f"into {copy.operand}: {copy.reason}" for copy in plan.copies_back]
+    if plan.calls or copies:
+        sections.append(("copies", copies or ["none"]))
     if plan.calls:
-        copies = [f"{copy.operand}: {copy.reason}" for copy in plan.copies]
-        sections += [("copies", copies or ["none"]), ("workspaces", list(_workspaces(plan)))]
+        sections.append(("workspaces", list(_workspaces(plan))))
     return "\n".join(line for label, lines in sections for line in _section(label, lines))
 
 
@@ -43,23 +47,32 @@ def _section(label: str, lines: list[str]) -> Iterator[str]:
 def _problem(plan: LaunchPlan) -> Iterator[str]:
     problem = plan.problem
     yield f"{plan.direction}, {problem.dtype.value}, {problem.mask} mask, on {problem.device}"
-    yield (
-        f"batch {problem.batch}, {problem.heads_q} query heads over {problem.heads_k} key heads"
-        f" (group {problem.group})"
+    heads = (
+        f"{problem.heads_q} query heads over {problem.heads_k} key heads (group {problem.group})"
     )
-    yield (
-        f"{problem.seqlen_q} queries, {problem.seqlen_k} keys, head_dim {problem.head_dim},"
-        f" head_dim_v {problem.head_dim_v}"
-    )
+    head_dims = f"head_dim {problem.head_dim}, head_dim_v {problem.head_dim_v}"
+    if problem.is_packed:
+        yield f"packed sequences: {problem.sequences}, {heads}"
+        yield f"{problem.seqlen_q} rows of queries, {problem.seqlen_k} of keys, {head_dims}"
+    else:
+        yield f"batch {problem.batch}, {heads}"
+        yield f"{problem.seqlen_q} queries, {problem.seqlen_k} keys, {head_dims}"
     softcap = f", softcap {problem.softcap:g}" if problem.softcap else ""
     yield f"softmax_scale {problem.softmax_scale:.6g}{softcap}"
-    pairs, all_pairs = problem.visible_pairs, problem.seqlen_q * problem.seqlen_k
-    share = f" ({100 * pairs / all_pairs:.1f} %)" if all_pairs else ""
-    yield f"visible pairs per head: {pairs:,} of {all_pairs:,}{share}"
-    yield f"useful work: {problem.useful_flops(plan.direction) / 1e9:,.3f} GFLOP"
+    yield from _work(problem, plan.direction)
     if plan.direction == "backward":
         order = ", deterministic" if problem.deterministic else ""
         yield f"gradients: {', '.join(problem.gradients) or 'none'}{order}"
+
+
+def _work(problem: AttnProblem, direction: Direction) -> Iterator[str]:
+    if problem.is_packed:
+        yield "visible pairs and useful work: by the lengths, which only the device reads"
+        return
+    pairs, all_pairs = problem.visible_pairs, problem.seqlen_q * problem.seqlen_k
+    share = f" ({100 * pairs / all_pairs:.1f} %)" if all_pairs else ""
+    yield f"visible pairs per head: {pairs:,} of {all_pairs:,}{share}"
+    yield f"useful work: {problem.useful_flops(direction) / 1e9:,.3f} GFLOP"
 
 
 def _backends(plan: LaunchPlan) -> Iterator[str]:

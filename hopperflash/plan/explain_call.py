@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.block_range import Tiling, block_totals, query_block_totals
+from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
 from hopperflash.plan.config import (
     BackwardConfig,
@@ -16,6 +16,7 @@ from hopperflash.plan.config import (
     MainConfig,
     PostprocessConfig,
     PreprocessConfig,
+    TileTableConfig,
 )
 from hopperflash.plan.explain_roles import operand_notes, roles
 from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
@@ -28,10 +29,13 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     """The sections of one launch, in the order of reading."""
     yield "kernel", [f"{call.spec.ref.name} for {call.spec.target}", call.spec.ref.module]
     config = call.spec.config
+    if isinstance(config, TileTableConfig):
+        yield "work", list(_table_work(config))
+        yield "grid", [f"a CTA of {config.threads} threads for each of {call.grid[0]} tables"]
+        return
     if isinstance(config, (PreprocessConfig, PostprocessConfig)):
         yield "work", list(_rowwise_work(config))
-        rows = f"tiles of {config.rows} rows"
-        yield "grid", [f"{_grid(call, rows, 'heads')} of {config.threads} threads"]
+        yield "grid", [f"{_rowwise_grid(call, config, plan)} of {config.threads} threads"]
         return
     yield "tile", [_tile(config), operand_notes(config)]
     yield "roles", list(roles(config, plan.arch))
@@ -39,10 +43,10 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     yield "registers", list(_registers(registers, config))
     yield "shared", _shared_memory(smem, plan.arch)
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
-        yield "grid", [_grid(call, "query tiles", "heads")]
+        yield "grid", [_grid(call, plan, "query tiles", "heads")]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
-    yield "grid", [_grid(call, "key tiles", "key heads")]
+    yield "grid", [_grid(call, plan, "key tiles", "key heads")]
     yield "Q blocks", list(_blocks(config, plan.problem))
     if config.needs("dq"):
         yield "dQ", [_dq_accumulation(config)]
@@ -74,6 +78,21 @@ def _rowwise_work(config: PreprocessConfig | PostprocessConfig) -> Iterator[str]
     yield "delta = rowsum(dO * O) - dLSE; LSE in base 2"
     if config.zero_dq:
         yield "zeros into dq_acc"
+
+
+def _table_work(config: TileTableConfig) -> Iterator[str]:
+    for side, tile in (("queries", config.tile_m), ("keys", config.tile_n)):
+        if tile is not None:
+            yield f"lists the tiles of {tile} {side} from the lengths, longest sequences first"
+
+
+def _rowwise_grid(
+    call: KernelCall, config: PreprocessConfig | PostprocessConfig, plan: LaunchPlan
+) -> str:
+    if isinstance(config, PreprocessConfig):
+        return _grid(call, plan, f"tiles of {config.tile_m} rows", "heads")
+    x, y, z = call.grid
+    return f"{x} tiles of {config.rows} rows x {y} heads x {z} batch = {x * y * z} CTAs"
 
 
 def _tile(config: MainConfig) -> str:
@@ -109,15 +128,21 @@ def _shared_memory(found: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
     return [str(found), f"= {found.total} B aligned, of {limit} B per block"]
 
 
-def _grid(call: KernelCall, tiles: str, heads: str) -> str:
+def _grid(call: KernelCall, plan: LaunchPlan, tiles: str, heads: str) -> str:
     x, y, z = call.grid
-    return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} CTAs"
+    if not plan.problem.is_packed:
+        return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} CTAs"
+    count = plan.problem.heads_k if heads == "key heads" else plan.problem.heads_q
+    return f"at most {x // count} {tiles} x {count} {heads} = {x} CTAs"
 
 
 def _blocks(config: MainConfig, problem: AttnProblem) -> Iterator[str]:
+    if problem.is_packed:
+        yield "those with a visible pair, by the lengths of each sequence"
+        return
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
     forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
-    totals = (block_totals if forward else query_block_totals)(problem.mask, tiling)
+    totals = (key_block_totals if forward else query_block_totals)(problem.mask, tiling)
     yield (
         f"per{'' if forward else ' query'} head: {totals.visited} visited"
         f" ({totals.unmasked} unmasked, {totals.masked} masked), {totals.skipped} skipped"

@@ -6,7 +6,7 @@ from another only in what `KernelFamily` holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -23,7 +23,7 @@ from hopperflash.plan.config import (
 from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
 from hopperflash.plan.limits import limit_reasons
 from hopperflash.plan.support import Support
-from hopperflash.plan.tile_tables import LENGTHS, TileTables
+from hopperflash.plan.tile_tables import TileTables
 from hopperflash.problem import (
     GRADIENTS,
     AttnProblem,
@@ -33,7 +33,10 @@ from hopperflash.problem import (
     OperandFacts,
     Signature,
 )
+from hopperflash.problem.lengths import LENGTHS
+from hopperflash.problem.results import expected_facts
 
+STATISTICS = ("lse", "dlse")
 SCALARS = ("softmax_scale", "softcap", "window_left", "window_right")
 FORWARD_OPERANDS = ("q", "k", "v", "out", "lse")
 
@@ -85,13 +88,24 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
             return Steps(reasons=("no gradient is asked for: nothing is launched",))
         return self._backward_steps(problem, arch)
 
-    def _copies(self, problem: AttnProblem) -> tuple[Copy, ...]:
-        """Operands that cannot be read in place."""
-        return tuple(
+    def _copies(
+        self, problem: AttnProblem, results: Iterable[Buffer]
+    ) -> tuple[tuple[Copy, ...], tuple[Copy, ...]]:
+        """Operands that cannot be read in place, and results that cannot be written in place."""
+        written = {buffer.name for buffer in results}
+        found = [
             Copy(name, reason)
             for name, facts in problem.operands
             if name not in LENGTHS
-            and (reason := read_refusal(facts, problem.dtype.itemsize, self.reader))
+            and (
+                reason := statistic_refusal(facts)
+                if name in STATISTICS
+                else read_refusal(facts, problem.dtype.itemsize, self.reader)
+            )
+        ]
+        return (
+            tuple(copy for copy in found if copy.operand not in written),
+            tuple(copy for copy in found if copy.operand in written),
         )
 
     def _forward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
@@ -104,15 +118,15 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         blocks, heads = _ceil_div(p.seqlen_q, config.queries), p.heads_q // config.group
         grid = tables.grid("q", heads, blocks)
         operands = (*FORWARD_OPERANDS, tables.operand("q"), *SCALARS)
+        results = _results(p, ("out", "lse"))
+        copies, copies_back = self._copies(p, results)
         return Steps(
-            calls=(*tables.calls(arch), KernelCall(spec, operands, grid)),
-            copies=self._copies(p),
+            calls=tables.before(arch, [KernelCall(spec, operands, grid)]),
+            copies=copies,
+            copies_back=copies_back,
             scalars=_scalars(p),
             workspaces=tables.buffers(),
-            results=(
-                Buffer("out", (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v), p.dtype.value),
-                Buffer("lse", (p.batch, p.heads_q, p.seqlen_q), "float32"),
-            ),
+            results=results,
             reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}",),
         )
 
@@ -135,22 +149,24 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
             query_blocks = p.seqlen_q // config.tile_m + p.sequences
         statistic = (p.batch, p.heads_q, query_blocks * config.tile_m)
         # What no kernel touches still needs an argument: the smallest that its descriptor allows.
-        accumulator = _shape("dq", p) if "dq" in p.gradients else (1, 1, 1, 8)
+        accumulator = _results(p, ("dq",))[0].shape if "dq" in p.gradients else (1, 1, 1, 8)
         turns = (p.batch, p.heads_q, query_blocks) if config.deterministic else (1, 1, 1)
         narrowed = p.gradients != GRADIENTS
         asked: tuple[str, ...] = (f"only {', '.join(p.gradients)} asked for",) if narrowed else ()
+        results = _results(p, p.gradients)
+        copies, copies_back = self._copies(p, results)
         return Steps(
-            calls=(*tables.calls(arch), *_backward_calls(p, self.backward, config, arch, tables)),
-            copies=self._copies(p),
+            calls=tables.before(arch, _backward_calls(p, self.backward, config, arch, tables)),
+            copies=copies,
+            copies_back=copies_back,
             scalars=_scalars(p),
-            workspaces=(
-                *tables.buffers(),
+            workspaces=tables.buffers(
                 Buffer("lse_log2", statistic, "float32"),
                 Buffer("delta", statistic, "float32"),
                 Buffer("dq_acc", accumulator, "float32"),
                 Buffer("dq_turn", turns, "int32", zeroed=config.deterministic),
             ),
-            results=tuple(Buffer(name, _shape(name, p), p.dtype.value) for name in p.gradients),
+            results=results,
             reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}", *asked),
         )
 
@@ -188,6 +204,13 @@ def read_refusal(facts: OperandFacts, itemsize: int, reader: str) -> str | None:
         found = ", ".join(map(str, bad))
         multiple = f"a positive multiple of {step} elements ({reader})"
         return f"strides {facts.strides}: {found} not {multiple}"
+    return None
+
+
+def statistic_refusal(facts: OperandFacts) -> str | None:
+    """Why a value a row, such as the LSE, cannot be read in place, or None where it can."""
+    if facts.shape[-1] > 1 and facts.strides[-1] != 1:
+        return f"last stride {facts.strides[-1]}, the kernels want 1"
     return None
 
 
@@ -243,13 +266,9 @@ def _scalars(problem: AttnProblem) -> tuple[tuple[str, float | int], ...]:
     )
 
 
-def _shape(gradient: str, problem: AttnProblem) -> tuple[int, ...]:
-    p = problem
-    return {
-        "dq": (p.batch, p.seqlen_q, p.heads_q, p.head_dim),
-        "dk": (p.batch, p.seqlen_k, p.heads_k, p.head_dim),
-        "dv": (p.batch, p.seqlen_k, p.heads_k, p.head_dim_v),
-    }[gradient]
+def _results(problem: AttnProblem, names: Iterable[str]) -> tuple[Buffer, ...]:
+    expected = expected_facts(problem)
+    return tuple(Buffer(name, *expected[name]) for name in names)
 
 
 def _ceil_div(size: int, step: int) -> int:

@@ -64,7 +64,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Copy:
-    """An operand that is made contiguous before the launch, and what about it demands that."""
+    """An operand that is made contiguous before the launch, or a result that is copied to where it
+    was asked for after it; and what about that tensor demands it."""
 
     operand: str
     reason: str
@@ -75,7 +76,8 @@ class Steps:
     """What a backend does for a problem; without calls it runs no kernel of this package.
 
     Operands of the calls are those of the problem, the `scalars`, the `workspaces`, which no one
-    reads afterwards, and the `results`, which are handed out.
+    reads afterwards, and the `results`, which are handed out. A result that is an operand of the
+    problem too is written there, by way of a copy if it is among `copies_back`.
     """
 
     calls: tuple[KernelCall, ...] = ()
@@ -83,6 +85,7 @@ class Steps:
     scalars: tuple[tuple[str, float | int], ...] = ()
     workspaces: tuple[Buffer, ...] = ()
     results: tuple[Buffer, ...] = ()
+    copies_back: tuple[Copy, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
@@ -111,6 +114,11 @@ class LaunchPlan:
     def copies(self) -> tuple[Copy, ...]:
         """Operands to make contiguous first."""
         return self.steps.copies
+
+    @property
+    def copies_back(self) -> tuple[Copy, ...]:
+        """Results to copy to where they were asked for."""
+        return self.steps.copies_back
 
     @property
     def workspaces(self) -> tuple[Buffer, ...]:

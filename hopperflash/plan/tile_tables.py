@@ -6,6 +6,7 @@ and rows that belong to none round up at most once each. A CTA whose row of a ta
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hopperflash.plan.arch import ArchSpec
@@ -14,7 +15,6 @@ from hopperflash.plan.launch_plan import NOTHING, Buffer, KernelCall, KernelRef,
 from hopperflash.problem import AttnProblem, DType, MaskKind, Signature
 
 TILE_TABLE = KernelRef("hopperflash.kernels.auxiliary.tile_table", "TileTable")
-LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 _OUTSIDE = 2  # what lies before the first sequence and behind the last
 
 
@@ -32,15 +32,16 @@ class TileTables:
         seqused = ("seqused_q" in given, "seqused_k" in given)
         return cls(problem, replace(config, seqused=seqused))
 
-    def buffers(self) -> tuple[Buffer, ...]:
-        """Workspaces (tiles, fields)."""
+    def buffers(self, *others: Buffer) -> tuple[Buffer, ...]:
+        """Workspaces (tiles, fields), and then others."""
         if not self.problem.is_packed:
-            return ()
-        return tuple(
+            return others
+        tables = (
             Buffer(f"tiles_{side}", (self._tiles(side), len(TILE_FIELDS)), "int32")
             for side in ("q", "k")
             if self._tile(side) is not None
         )
+        return (*tables, *others)
 
     def operand(self, side: str) -> str:
         """The table of blocks of "q" or "k" as a kernel's argument."""
@@ -52,11 +53,11 @@ class TileTables:
             return (dense_blocks, heads, self.problem.batch)
         return (self._tiles(side) * heads, 1, 1)
 
-    def calls(self, arch: ArchSpec) -> tuple[KernelCall, ...]:
-        """The launch that fills the tables."""
+    def before(self, arch: ArchSpec, calls: Iterable[KernelCall]) -> tuple[KernelCall, ...]:
+        """The launch that fills the tables, and then those that read them."""
         config = self.config
         if not self.problem.is_packed:
-            return ()
+            return tuple(calls)
         lengths = [
             name if given else NOTHING
             for name, given in zip(("seqused_q", "seqused_k"), config.seqused, strict=True)
@@ -70,6 +71,7 @@ class TileTables:
                 ("cu_seqlens_q", "cu_seqlens_k", *lengths, *tables, "total_q", "total_k"),
                 (len(self.buffers()), 1, 1),
             ),
+            *calls,
         )
 
     def _tile(self, side: str) -> int | None:

@@ -3,10 +3,17 @@
 from hopperflash.problem.dtypes import DType
 from hopperflash.problem.mask import MaskKind, MaskSpec
 from hopperflash.problem.problem import GRADIENTS, AttnProblem, Direction, OperandFacts, Signature
-from hopperflash.problem.validate import AttnOptions, backward_problem, build_problem
+from hopperflash.problem.validate import (
+    HEADLINE,
+    AttnOptions,
+    backward_problem,
+    build_problem,
+    with_result,
+)
 
 __all__ = [
     "GRADIENTS",
+    "HEADLINE",
     "AttnOptions",
     "AttnProblem",
     "DType",
@@ -17,4 +24,5 @@ __all__ = [
     "Signature",
     "backward_problem",
     "build_problem",
+    "with_result",
 ]

@@ -8,6 +8,7 @@ from hopperflash.problem.problem import OperandFacts
 
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
 SEQUSED = ("seqused_q", "seqused_k")
+LENGTHS = (*CU_SEQLENS, *SEQUSED)
 
 
 def packed_lengths(

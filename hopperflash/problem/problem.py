@@ -17,7 +17,7 @@ class OperandFacts:
     """What is known of one tensor without touching its values.
 
     `shape` and `strides` count elements; `alignment` is the largest power of two, in bytes and up
-    to 128, that divides the base address.
+    to 16, that divides the base address.
     """
 
     shape: tuple[int, ...]

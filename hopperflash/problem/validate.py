@@ -12,7 +12,9 @@ from hopperflash.problem.dtypes import DType
 from hopperflash.problem.lengths import packed_lengths
 from hopperflash.problem.mask import MaskSpec
 from hopperflash.problem.problem import GRADIENTS, AttnProblem, OperandFacts
+from hopperflash.problem.results import misfits, overlap
 
+HEADLINE = "these arguments do not make an attention problem:"
 HEAD_DIM_STEP = 8
 HEAD_DIM_MAX = 256
 FP32_MAX = (2.0 - 2.0**-23) * 2.0**127
@@ -68,7 +70,7 @@ def build_problem(
         reasons += refused.reasons
     dtype = DType.of(q.dtype)
     if reasons or dtype is None:
-        raise InvalidArgument("these arguments do not make an attention problem:", reasons)
+        raise InvalidArgument(HEADLINE, reasons)
 
     batch, seqlen_q, heads_q, head_dim = q.shape
     scale = options.softmax_scale
@@ -94,30 +96,33 @@ def build_problem(
     )
 
 
+def with_result(problem: AttnProblem, name: str, facts: OperandFacts) -> AttnProblem:
+    """`problem` with memory to write a result to; `InvalidArgument` where it cannot hold it."""
+    reasons = [*misfits(problem, name, facts), *overlap(name, facts)]
+    if reasons:
+        raise InvalidArgument(HEADLINE, reasons)
+    return replace(problem, operands=(*problem.operands, (name, facts)))
+
+
 def backward_problem(
     forward: AttnProblem,
     operands: Iterable[tuple[str, OperandFacts]] = (),
     gradients: Iterable[str] = GRADIENTS,
 ) -> AttnProblem:
-    """The backward of `forward`: which gradients, and the facts of operands it reads.
+    """The backward of `forward`: which gradients, and the facts of operands it reads and writes.
 
     Those named "q", "k" or "v" take the place of the forward's, which may have been saved elsewhere
-    since; "dout" and "out" come in addition. Raises `InvalidArgument` with every reason why these
-    do not fit the forward's output.
+    since; the forward's results "out" and "lse", their cotangents "dout" and "dlse", and memory for
+    the gradients come in addition. Raises `InvalidArgument` with every reason why these do not fit
+    the forward.
     """
-    p, wanted, given = forward, set(gradients), dict(operands)
-    shape = (p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
-    reasons = [
-        f"{name} is {found}, the output's {what} is {value}"
-        for name, facts in given.items()
-        if name not in ("q", "k", "v")
-        for what, found, value in (
-            ("shape", facts.shape, shape),
-            ("dtype", facts.dtype.removeprefix("torch."), p.dtype.value),
-            ("device", facts.device, p.device),
-        )
-        if found != value
-    ]
+    wanted, given = set(gradients), dict(operands)
+    reasons: list[str] = []
+    for name, facts in given.items():
+        if name not in ("q", "k", "v"):
+            reasons += misfits(forward, name, facts)
+        if name in GRADIENTS:
+            reasons += overlap(name, facts)
     known = ", ".join(GRADIENTS)
     reasons += [f"no gradient {name!r}: give some of {known}" for name in wanted - {*GRADIENTS}]
     if reasons:

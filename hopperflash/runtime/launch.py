@@ -16,14 +16,18 @@ from hopperflash.runtime.tensors import allocate, prepare_operands
 def execute(
     plan: LaunchPlan, operands: Mapping[str, Tensor], session: EmulationSession | None
 ) -> dict[str, Tensor]:
-    """Runs the plan's kernels in order; returns its results by name.
+    """Runs the plan's kernels in order; returns its results by name, written to where the operands
+    have one of that name.
 
     Without a `session` they go to torch's current stream of the tensors' device and nothing
     synchronises.
     """
     like = operands["q"]
     poison = session is not None
-    results = allocate(plan.results, like, poison=poison)
+    indirect = {copy.operand for copy in plan.copies_back}
+    given = {buffer.name for buffer in plan.results if buffer.name in operands}
+    allocated = [buffer for buffer in plan.results if buffer.name not in given - indirect]
+    results = allocate(allocated, like, poison=poison)
     arguments = {
         **prepare_operands(plan, operands),
         **allocate(plan.workspaces, like, poison=poison),
@@ -41,4 +45,6 @@ def execute(
             # follows torch's current stream of this device.
             with torch.cuda.device(like.device):
                 kernel(*values)
-    return results
+    for name in indirect:
+        operands[name].copy_(results[name])
+    return {**results, **{name: operands[name] for name in given}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,66 +13,102 @@ from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
 from hopperflash.problem.lengths import offset_reasons, used_reasons
 
-_MAX_ALIGNMENT = 128
+_MAX_ALIGNMENT = 16  # what kernels ask for; finer facts would make plans of equal calls differ
+_INTEGERS = (torch.int32, torch.int64)
 
 
-def accept(**operands: object) -> tuple[Tensor, ...]:
-    """The operands as dense tensors; inside torch.autocast, fp32 ones in its dtype.
-
-    Raises `InvalidArgument` for what is not a dense tensor on a CPU or a CUDA GPU.
-    """
-    reasons, tensors = [], []
-    for name, value in operands.items():
-        if not isinstance(value, Tensor):
-            reasons.append(f"{name} is a {type(value).__name__}: give a torch.Tensor")
-        elif value.layout is not torch.strided:
-            reasons.append(f"{name} has layout {value.layout}: give a dense tensor")
-        elif value.device.type not in ("cpu", "cuda"):
-            reasons.append(f"{name} is on {value.device}: give tensors on cpu or cuda")
-        else:
-            tensors.append(_concrete(value))
+def refuse(reasons: Sequence[str]) -> None:
+    """Raises `InvalidArgument` if there are reasons against what was given as tensors."""
     if reasons:
         raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
-    return tuple(tensors)
 
 
-def accept_lengths(**lengths: object) -> dict[str, Tensor] | None:
-    """Offsets and lengths of packed sequences as contiguous int32 tensors; None where all are None.
+def operand_reasons(name: str, value: object) -> Iterator[str]:
+    """What keeps a value from being an operand."""
+    if not isinstance(value, Tensor):
+        yield f"{name} is a {type(value).__name__}: give a torch.Tensor"
+    elif value.layout is not torch.strided:
+        yield f"{name} has layout {value.layout}: give a dense tensor"
+    elif value.device.type not in ("cpu", "cuda"):
+        yield f"{name} is on {value.device}: give tensors on cpu or cuda"
 
-    Raises `InvalidArgument` for what is not an integer tensor.
+
+def lengths_reasons(name: str, value: object) -> Iterator[str]:
+    """What keeps a value from holding offsets or lengths of sequences."""
+    not_dense = list(operand_reasons(name, value))
+    yield from not_dense
+    if not not_dense and isinstance(value, Tensor) and value.dtype not in _INTEGERS:
+        yield f"{name} is {value.dtype}: give int32 or int64"
+
+
+def max_seqlen_reasons(name: str, value: object) -> Iterator[str]:
+    """What keeps a value from being a bound of lengths; that of a tensor is not looked at."""
+    way_out = "give an int, or a 0-dim tensor of int32 or int64"
+    if isinstance(value, Tensor):
+        if value.dim() or value.dtype not in _INTEGERS:
+            found = f"{value.dtype} tensor of shape {tuple(value.shape)}"
+            yield f"{name} is a {found}: {way_out}"
+        return
+    try:
+        if operator.index(value) < 0:  # type: ignore[arg-type]
+            yield f"{name} is {value}: give a length"
+    except TypeError:
+        yield f"{name} is a {type(value).__name__}: {way_out}"
+
+
+def int32(lengths: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Offsets and lengths as the kernels read them: contiguous, and cast where they are int64."""
+    return {name: x.detach().to(torch.int32).contiguous() for name, x in lengths.items()}
+
+
+def value_reasons(lengths: Mapping[str, Tensor], totals: Mapping[str, int]) -> Iterator[str]:
+    """Offsets of CPU tensors that descend or leave the rows, `totals` of which "q" and "k" have.
+
+    Those on a GPU are not looked at, since that would synchronise.
     """
-    given = {name: value for name, value in lengths.items() if value is not None}
-    reasons, tensors = [], {}
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            reasons.append(f"{name} is a {type(value).__name__}: give a torch.Tensor")
-        elif value.dtype not in (torch.int32, torch.int64):
-            reasons.append(f"{name} is {value.dtype}: give int32 or int64")
-        else:
-            tensors[name] = value.detach().to(torch.int32).contiguous()
-    if reasons:
-        raise InvalidArgument("these arguments are not lengths of sequences:", reasons)
-    return tensors or None
+    for side, total in totals.items():
+        offsets, used = lengths.get(f"cu_seqlens_{side}"), lengths.get(f"seqused_{side}")
+        if offsets is None or offsets.device.type != "cpu" or offsets.dim() != 1:
+            continue
+        values = offsets.tolist()
+        yield from offset_reasons(f"cu_seqlens_{side}", values, total)
+        if used is not None and used.device.type == "cpu" and used.dim() == 1:
+            yield from used_reasons(f"seqused_{side}", used.tolist(), values)
 
 
-def check_lengths(lengths: Mapping[str, Tensor], totals: tuple[int, int]) -> None:
-    """Looks at the values where that costs no synchronisation: of CPU tensors.
+def result_reasons(results: Mapping[str, Tensor], operands: Mapping[str, Tensor]) -> Iterator[str]:
+    """What keeps given memory from being written to: autograd, or that it holds an operand."""
+    differentiable = [name for name, x in (*operands.items(), *results.items()) if x.requires_grad]
+    for name, result in results.items():
+        if differentiable and torch.is_grad_enabled():
+            yield (
+                f"{name} is given, but {', '.join(differentiable)} may need gradients: call inside"
+                f" torch.no_grad(), or leave {name} away"
+            )
+        if result.is_neg():
+            yield f"{name} is a lazily negated view: give memory that holds values as they are"
+        for other, operand in (*operands.items(), *results.items()):
+            if operand is not result and _share_memory(result, operand):
+                yield f"{name} shares memory with {other}: give memory of its own"
 
-    Raises `InvalidArgument` for offsets that descend or leave the rows.
-    """
-    reasons = []
-    for side, total in zip("qk", totals, strict=True):
-        offsets, used = lengths[f"cu_seqlens_{side}"], lengths.get(f"seqused_{side}")
-        if offsets.device.type == "cpu":
-            values = offsets.tolist()
-            reasons += offset_reasons(f"cu_seqlens_{side}", values, total)
-            if used is not None:
-                reasons += used_reasons(f"seqused_{side}", used.tolist(), values)
-    if reasons:
-        raise InvalidArgument("these are not the lengths of packed sequences:", reasons)
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether address ranges meet; interleaved views count as if they did."""
+    if 0 in (one.numel(), other.numel()):
+        return False
+    (begin, end), (other_begin, other_end) = _addresses(one), _addresses(other)
+    return begin < other_end and other_begin < end
 
 
-def _concrete(tensor: Tensor) -> Tensor:
+def _addresses(tensor: Tensor) -> tuple[int, int]:
+    reach = sum(
+        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+def concrete(tensor: Tensor) -> Tensor:
+    """The tensor with values as they lie in memory; inside torch.autocast, fp32 in its dtype."""
     # Kernels read memory as it lies, so a lazily negated view is made real.
     tensor = tensor.resolve_neg()
     device_type = tensor.device.type
@@ -95,11 +132,13 @@ def facts(tensor: Tensor) -> OperandFacts:
 def prepare_operands(plan: LaunchPlan, operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies what the plan says must be copied and normalises strides that are never used."""
     copied = {copy.operand for copy in plan.copies}
+    replaced = {copy.operand for copy in plan.copies_back}
     return {
         name: _unused_strides_aligned(
             tensor.clone(memory_format=torch.contiguous_format) if name in copied else tensor
         )
         for name, tensor in operands.items()
+        if name not in replaced
     }
 
 

@@ -52,10 +52,22 @@ def test_report_for_people() -> None:
         assert text in result.stdout
 
 
+def test_packed_sequences_under_a_window_and_a_cap() -> None:
+    sizes = ("--seqlens", "5,130,0,64", "--heads", "1", "--head-dim", "128")
+    result = emulate(*sizes, "--window", "31,0", "--softcap", "20", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    table, forward = (launch["kernel_name"] for launch in document["launches"])
+    assert table.startswith("hopperflash_tile_table")
+    assert "window_softcap_packed" in forward
+    # 5, 64, and 130 rows as 128 and 2: the last see the end of the tile before theirs.
+    assert document["counters"]["wgmma_flops"] == 5 * 2 * 2 * 128**3
+    assert document["ok"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--direction", "backward"), "backward"),
         (("--direction", "sideways"), "sideways"),
         (("--arch", "cpu"), "no GPU"),
         (("--schedule", "sometimes"), "sometimes"),

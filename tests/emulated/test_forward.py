@@ -9,7 +9,7 @@ import pytest
 import hopperflash
 from hopperflash.emulator import EmulationRun
 from hopperflash.plan import LaunchPlan
-from hopperflash.plan.block_range import Tiling, block_totals
+from hopperflash.plan.block_range import Tiling, key_block_totals
 from hopperflash.plan.budget import shared_memory
 from hopperflash.plan.config import ForwardConfig
 from hopperflash.plan.tiles import padded_head_dim
@@ -42,7 +42,7 @@ def _planned_flops(plan: LaunchPlan, config: ForwardConfig) -> int:
     problem = plan.problem
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.queries, config.tile_n)
     per_block = 2 * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
-    blocks = block_totals(problem.mask, tiling).visited
+    blocks = key_block_totals(problem.mask, tiling).visited
     return problem.batch * problem.heads_q // config.group * blocks * per_block
 
 

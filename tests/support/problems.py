@@ -20,7 +20,7 @@ def facts(
     strides: tuple[int, ...] | None = None,
     dtype: str = "bfloat16",
     device: str = "cpu",
-    alignment: int = 128,
+    alignment: int = 16,
 ) -> OperandFacts:
     """Facts of a tensor, contiguous unless `strides` says otherwise."""
     contiguous = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
@@ -51,6 +51,28 @@ def problem(
         facts(s.batch, s.seqlen_k, s.heads_k, s.head_dim, device=device),
         facts(s.batch, s.seqlen_k, s.heads_k, head_dim_v, device=device),
         options,
+    )
+
+
+def packed_problem(
+    total_q: int,
+    total_k: int,
+    sequences: int,
+    options: AttnOptions | None = None,
+    *,
+    seqused: bool = False,
+    device: str = "cpu",
+) -> AttnProblem:
+    """A valid bf16 problem of packed sequences: 4 query heads over 2, head_dim 64."""
+    lengths = {f"cu_seqlens_{side}": (sequences + 1,) for side in "qk"}
+    if seqused:
+        lengths |= {f"seqused_{side}": (sequences,) for side in "qk"}
+    return build_problem(
+        facts(total_q, 4, 64, device=device),
+        facts(total_k, 2, 64, device=device),
+        facts(total_k, 2, 64, device=device),
+        options,
+        {name: facts(*shape, dtype="int32", device=device) for name, shape in lengths.items()},
     )
 
 

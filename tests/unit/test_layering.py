@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     {"errors"},
     {"problem"},
-    {"plan", "reference", "streaming", "tolerance"},
+    {"plan", "reference", "streaming", "packed", "tolerance"},
     {"kernels", "analysis"},
     {"runtime"},
-    {"ops"},
+    {"calls", "ops"},
     {"api", "distributed"},
     {"integrations", "cli"},
 )

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hopperflash import plan
 from hopperflash.cli.main import app
 from hopperflash.problem import AttnOptions
-from tests.support.problems import Sizes, problem
+from tests.support.problems import Sizes, packed_problem, problem
 
 ARGUMENTS = ["--batch", "2", "--seqlen", "200", "--seqlen-k", "300", "--heads", "4"]
 ARGUMENTS += ["--kv-heads", "2", "--head-dim", "64"]
@@ -37,6 +37,22 @@ def test_direction():
     assert result.stdout == plan.explain(planned) + "\n"
 
 
+def test_window_and_cap():
+    options = AttnOptions(window_size=(64, 3), softcap=30.0)
+    expected = problem(Sizes(), options, device="cuda")
+    result = explain(*ARGUMENTS, "--window", "64,3", "--softcap", "30")
+    assert result.stdout == plan.explain(plan.make_plan(expected, plan.arch_of("sm_90a"))) + "\n"
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_packed_sequences(direction):
+    sizes = ARGUMENTS[6:]
+    result = explain(*sizes, "--seqlens", "5,130,0,64", "--direction", direction)
+    expected = packed_problem(199, 199, 4, AttnOptions(causal=True), device="cuda")
+    planned = plan.make_plan(expected, plan.arch_of("sm_90a"), direction)
+    assert result.stdout == plan.explain(planned) + "\n"
+
+
 def test_json_holds_the_plan():
     data = json.loads(explain(*ARGUMENTS, "--json").stdout)
     assert data["backend"] == "sm90"
@@ -45,9 +61,12 @@ def test_json_holds_the_plan():
 
 
 def test_sizes_beyond_memory_are_planned():
-    result = explain("--seqlen", "10000000", "--heads", "64")
-    assert result.exit_code == 0
-    assert "10000000 queries" in result.stdout
+    for mask in ("--causal", "--full"):
+        for direction in ("forward", "backward"):
+            result = explain("--seqlen", "100000000", mask, "--direction", direction)
+            assert result.exit_code == 0
+            assert "100000000 queries" in result.stdout
+    assert explain("--seqlen", "100000000", "--window", "4096,0").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -59,8 +78,14 @@ def test_sizes_beyond_memory_are_planned():
         (["--head-dim", "12"], "head_dim of q is 12"),
         (["--heads", "3", "--kv-heads", "2"], "not a multiple of the 2 heads of k"),
         (["--window", "7"], "give LEFT,RIGHT"),
+        (["--window", "7,0,0"], "give LEFT,RIGHT"),
+        (["--window", "a,0"], "give numbers such as 512,0"),
         (["--window", "-5,0"], "window_size left is -5"),
-        (["--window", "5,0"], "cannot mask a window (left 5, right 0)"),
+        (["--softcap", "-1"], "softcap is -1.0"),
+        (["--seqlens", "5,x"], "give numbers such as 5,130,0"),
+        (["--seqlens", "5,-1"], "--seqlens holds -1: give lengths"),
+        (["--seqlens", "5", "--seqlen-k", "7"], "leave --seqlen-k away"),
+        (["--seqlens", "5", "--batch", "1", "--seqlen", "5"], "leave --batch, --seqlen away"),
     ],
 )
 def test_refusals(arguments, message):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hopperflash.plan import (
+    NOTHING,
     Buffer,
     PreprocessConfig,
     arch_of,
@@ -20,6 +21,7 @@ from hopperflash.plan import (
 from hopperflash.problem import AttnOptions, MaskKind
 from tests.support.problems import Sizes, backward, facts, problem
 
+SCALARS = ("softmax_scale", "softcap", "window_left", "window_right")
 SM90 = arch_of("sm_90a")
 SIZES = Sizes(3, 1000, 700, 6, 2, 128, 96)
 GIVEN = problem(SIZES, AttnOptions(causal=True))
@@ -43,14 +45,18 @@ def test_three_launches():
     assert (main.spec.config.head_dim, main.spec.config.head_dim_v) == (128, 96)
     assert main.spec.signature == GIVEN.signature
     assert {call.spec.target for call in plan.calls} == {"sm_90a"}
-    # 1000 queries in tiles of 64 are 1024 rows; 16 rows a CTA before and after.
-    assert before.grid == (64, 6, 3)
+    # 1000 queries in tiles of 64 are 1024 rows; 16 rows a CTA after.
+    assert before.grid == (16, 6, 3)
     assert main.grid == (6, 2, 3)
     assert after.grid == (63, 6, 3)
-    assert before.operands == ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
+    assert before.operands == (
+        *("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc"),
+        NOTHING,
+    )
     assert main.operands == (
         *("q", "k", "v", "dout", "lse_log2", "delta", "dq_acc", "dq_turn", "dk", "dv"),
-        "softmax_scale",
+        NOTHING,
+        *SCALARS,
     )
     assert after.operands == ("dq_acc", "dq", "softmax_scale")
 
@@ -75,7 +81,7 @@ def test_workspaces_and_results():
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))
 def test_every_operand_is_defined_once(head_dim):
     plan = plan_of(backward(problem(Sizes(head_dim=head_dim))))
-    given = {"q", "k", "v", "out", "lse", "dout", "dlse", "softmax_scale"}
+    given = {"q", "k", "v", "out", "lse", "dout", "dlse", NOTHING, *SCALARS}
     made = [buffer.name for buffer in (*plan.workspaces, *plan.results)]
     used = {name for call in plan.calls for name in call.operands}
     assert len(set(made)) == len(made)
@@ -113,7 +119,7 @@ def test_only_needed_gradients_are_computed(gradients, written):
     plan = plan_of(backward(GIVEN, gradients))
     before, main, *after = plan.calls
     needs_dq = "dq" in gradients
-    assert before.spec.config == PreprocessConfig(zero_dq=needs_dq)
+    assert before.spec.config == PreprocessConfig(main.spec.config.tile_m, zero_dq=needs_dq)
     assert main.spec.config.gradients == gradients
     assert main.operands[8:10] == written
     assert len(after) == int(needs_dq)

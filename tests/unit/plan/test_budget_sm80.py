@@ -66,11 +66,6 @@ def test_no_table_for_less():
         table.table_of(replace(SM86, smem_bytes_per_block=65536))
 
 
-def test_mask_outside_the_table():
-    with pytest.raises(LookupError, match="mask window"):
-        table.forward_tile(64, 64, MaskKind.WINDOW, SM80)
-
-
 def test_forward_shared_memory_by_hand():
     budget = shared_memory(FORWARD, itemsize=2)
     assert budget["Q/O"] == 128 * 128 * 2

@@ -53,7 +53,7 @@ def test_backward_is_explained():
         plan.steps.reasons[0],
         "BackwardPreprocess for sm_90a",
         "delta = rowsum(dO * O) - dLSE; LSE in base 2 zeros into dq_acc",
-        "64 tiles of 16 rows x 8 heads x 2 batch = 1024 CTAs of 128 threads",
+        "16 tiles of 64 rows x 8 heads x 2 batch = 256 CTAs of 128 threads",
         "BackwardSm90 for sm_90a",
         "64 queries x 128 keys, head dims padded to 128 and 128",
         "2 stages of Q and 2 of dO; dV and dK take P and dS from registers",

@@ -77,8 +77,6 @@ def test_lengths_do_not_change_the_kernel():
 @pytest.mark.parametrize(
     ("sizes", "options", "reason"),
     [
-        (Sizes(), AttnOptions(window_size=(3, 0)), "window (left 3, right 0)"),
-        (Sizes(), AttnOptions(softcap=30.0), "softcap 30.0"),
         (Sizes(), AttnOptions(dropout_p=0.1), "dropout_p 0.1"),
         (Sizes(), AttnOptions(alibi=True), "alibi_slopes"),
         (Sizes(), AttnOptions(return_attn_probs=True), "use return_lse=True"),
@@ -114,8 +112,6 @@ def test_refusal_lists_every_backend():
         mine = "\n".join(reason for reason in reasons if reason.startswith(f"{backend}: "))
         assert "dropout_p 0.5" in mine
         assert "alibi_slopes" in mine
-    assert "sm90: its kernels cannot mask a window (left 3, right 0) yet" in reasons
-    assert "sm80: its kernels cannot mask a window (left 3, right 0) yet" in reasons
     assert "cpu: arch is sm_90a, not cpu" in reasons
     assert supports(given, SM90, "backward").reasons == reasons
     assert isinstance(refused.value, NotImplementedError)

@@ -182,8 +182,8 @@ def test_a_backward_that_does_not_fit_is_refused_with_every_reason():
     with pytest.raises(InvalidArgument) as refused:
         backward_problem(problem(Sizes(heads_q=6, head_dim_v=128)), [("dout", dout)], ["dq", "db"])
     assert list(refused.value.reasons) == [
-        "dout is (2, 200, 6, 64), the output's shape is (2, 200, 6, 128)",
-        "dout is float32, the output's dtype is bfloat16",
-        "dout is cuda:0, the output's device is cpu",
+        "dout has shape (2, 200, 6, 64): give (2, 200, 6, 128)",
+        "dout has dtype float32: give bfloat16",
+        "dout has device cuda:0: give cpu",
         "no gradient 'db': give some of dq, dk, dv",
     ]

@@ -1,0 +1,119 @@
+"""A call of a public function: its arguments checked, what problem they make, who computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hopperflash.errors import InvalidArgument
+from hopperflash.plan import ArchSpec, LaunchPlan, make_plan
+from hopperflash.problem import (
+    GRADIENTS,
+    HEADLINE,
+    AttnOptions,
+    AttnProblem,
+    Direction,
+    backward_problem,
+    build_problem,
+    with_result,
+)
+from hopperflash.problem.lengths import LENGTHS
+from hopperflash.runtime import device, preference, tensors
+
+MAX_SEQLENS = ("max_seqlen_q", "max_seqlen_k")
+INPUTS = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An accepted call. `tensors` holds operands, lengths, and memory for results by name; what is
+    packed lies in a batch of one."""
+
+    problem: AttnProblem
+    arch: ArchSpec
+    direction: Direction
+    backend: str | None
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def plan(self) -> LaunchPlan:
+        """What computes it; `UnsupportedProblem` where nothing does."""
+        return make_plan(self.problem, self.arch, self.direction, self.backend)
+
+    def as_given(self, result: Tensor) -> Tensor:
+        """A result in the layout of the arguments."""
+        return result[0] if self.problem.is_packed else result
+
+
+def accept(
+    given: Mapping[str, object],
+    options: AttnOptions,
+    *,
+    direction: Direction = "forward",
+    arch: str | None = None,
+    backend: str | None = None,
+) -> Call:
+    """Checks everything that can be wrong with the arguments of a call.
+
+    `given` are tensors by name: "q", "k" and "v"; memory for "out"; for a backward "dout", "out",
+    "lse", "dlse", and memory for "dq", "dk" and "dv". With one of `LENGTHS` they are packed.
+    Raises `InvalidArgument` with every reason found.
+    """
+    tensors.refuse([reason for item in given.items() for reason in _kind_reasons(*item)])
+    found = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    raw_lengths = {name: x for name, x in found.items() if name in LENGTHS}
+    packed = any(name in given for name in LENGTHS)
+    operands = {name: x for name, x in found.items() if name not in (*LENGTHS, *MAX_SEQLENS)}
+    results = {
+        name: operands.pop(name)
+        for name in (("out",) if direction == "forward" else GRADIENTS)
+        if name in operands
+    }
+    totals = {side: len(operands[side]) for side in "qk" if operands[side].dim()}
+    reasons = [
+        *tensors.value_reasons(raw_lengths, totals),
+        *tensors.result_reasons(results, operands),
+        *(f"{name} belongs to a backward" for name in _strangers(operands, direction)),
+    ]
+    operands |= {name: tensors.concrete(operands[name]) for name in INPUTS}
+    lengths = tensors.int32(raw_lengths)
+    facts = {name: tensors.facts(x) for name, x in (*operands.items(), *results.items())}
+    if packed:
+        operands, results = ({n: x[None] for n, x in some.items()} for some in (operands, results))
+    others = {
+        name: tensors.facts(x)
+        for name, x in (*operands.items(), *results.items())
+        if name not in INPUTS
+    }
+    try:
+        length_facts = {name: tensors.facts(x) for name, x in lengths.items()}
+        problem = build_problem(
+            facts["q"], facts["k"], facts["v"], options, length_facts if packed else None
+        )
+        if direction == "backward":
+            problem = backward_problem(problem, others.items())
+        elif "out" in others:
+            problem = with_result(problem, "out", others["out"])
+    except InvalidArgument as refused:
+        raise InvalidArgument(refused.headline, [*refused.reasons, *reasons]) from None
+    if reasons:
+        raise InvalidArgument(HEADLINE, reasons)
+    backend = backend or preference.preferred()
+    target = device.target_arch(operands["q"].device, arch, backend)
+    return Call(problem, target, direction, backend, {**operands, **results, **lengths})
+
+
+def _strangers(operands: Mapping[str, Tensor], direction: Direction) -> list[str]:
+    return [name for name in operands if direction == "forward" and name not in INPUTS]
+
+
+def _kind_reasons(name: str, value: object) -> list[str]:
+    """What is not the kind of argument that its name says."""
+    if name in MAX_SEQLENS:
+        return list(tensors.max_seqlen_reasons(name, value))
+    if name in LENGTHS:
+        # Missing ones are refused with the rest that is wrong about lengths.
+        return [] if value is None else list(tensors.lengths_reasons(name, value))
+    return list(tensors.operand_reasons(name, value))
