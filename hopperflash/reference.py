@@ -156,7 +156,7 @@ def gradient_terms(
     """What the magnitudes of the terms of each gradient add up to, in fp64; see `tolerance`.
 
     The sums of a backward with every operand replaced by its absolute value, and every difference
-    by a sum: dS = P (dP + delta), delta = rowsum(P dP) + dLSE, times the slope of a softcap.
+    by a sum: dS = P (dP + delta), delta = rowsum(P dP) + dLSE; through a cap times 1 + tanh^2.
     """
     q, k, v = (x.detach().double() for x in operands)
     batch, seqlen_q, heads_q, _ = q.shape
@@ -167,14 +167,14 @@ def gradient_terms(
     S = softmax_scale * torch.einsum("bqhgd,bkhd->bhgqk", q, k)
     slope = torch.ones_like(S)
     if softcap > 0:
-        S = softcap * torch.tanh(S / softcap)
-        slope = 1.0 - (S / softcap).square()
+        tanh = torch.tanh(S / softcap)
+        S, slope = softcap * tanh, 1.0 + tanh.square()
     P = torch.softmax(S.masked_fill(hidden, -math.inf), dim=-1).masked_fill(hidden, 0.0)
     dP = torch.einsum("bqhgd,bkhd->bhgqk", dout, v.abs())
     delta = (P * dP).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta + dlse.double().abs().view(batch, heads_k, group, seqlen_q, 1)
-    dS = softmax_scale * slope * P * (dP + delta)
+    dS = softmax_scale * P * (dP + delta) * slope
     return Gradients(
         torch.einsum("bhgqk,bkhd->bqhgd", dS, k.abs()).flatten(2, 3),
         torch.einsum("bhgqk,bqhgd->bkhd", dS, q.abs()),

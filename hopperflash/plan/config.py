@@ -31,6 +31,8 @@ class ForwardConfig:
 
     `tile_m` query rows per CTA, `tile_n` keys per step; head dims are padded to what the tile
     holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role.
+    `group` query heads that share a key head may be folded into the rows: row r of a tile is then
+    head r % group of query r // group, and rows past the last whole query are idle.
     """
 
     tile_m: int
@@ -42,6 +44,12 @@ class ForwardConfig:
     registers_consumer: int
     p_operand: POperand
     stages_kv: int = 2
+    group: int = 1
+
+    @property
+    def queries(self) -> int:
+        """Queries per CTA."""
+        return self.tile_m // self.group
 
     @property
     def threads(self) -> int:
@@ -150,6 +158,12 @@ class ForwardConfigSm80:
     warps: int
     stages_kv: int = 2
     q_in_registers: bool = False
+    group: int = 1
+
+    @property
+    def queries(self) -> int:
+        """Queries per CTA."""
+        return self.tile_m // self.group
 
     @property
     def threads(self) -> int:

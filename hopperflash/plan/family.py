@@ -110,11 +110,13 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
 
     def _forward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
         """One launch, one CTA per tile of queries, query head and batch entry."""
-        p = problem
+        p: AttnProblem = problem
         config, source = self.forward_config(p, arch)
-        tables = TileTables.of(p, TileTableConfig(tile_m=config.tile_m, descending_q=p.is_causal))
+        listed = TileTableConfig(tile_m=config.queries, descending_q=p.is_causal)
+        tables: TileTables = TileTables.of(p, listed)
         spec = KernelSpec(self.forward, config, p.signature, arch.name)
-        grid = tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m))
+        blocks, heads = _ceil_div(p.seqlen_q, config.queries), p.heads_q // config.group
+        grid = tables.grid("q", heads, blocks)
         operands = (*FORWARD_OPERANDS, tables.operand("q"), *SCALARS)
         results = _results(p, ("out", "lse"))
         copies, copies_back = self._copies(p, results)
@@ -130,20 +132,18 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
 
     def _backward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
         """Statistics of the rows, the gradients, and dQ in the input dtype."""
-        p = problem
-        config, source = self.backward_config(p, arch)
+        p: AttnProblem = problem
+        tile, source = self.backward_config(p, arch)
         # Only dQ is added up by several CTAs, so only dQ needs an order.
-        config = replace(
-            config,
+        config: BackwardT = replace(
+            tile,
             deterministic=p.deterministic and "dq" in p.gradients,
             gradients=p.gradients,
         )
         # Turns follow the launch: causal, late keys first, since few queries see them.
         late_first = config.deterministic and p.is_causal
-        tables = TileTables.of(
-            p,
-            TileTableConfig(tile_m=config.tile_m, tile_n=config.tile_n, descending_k=late_first),
-        )
+        listed = TileTableConfig(config.tile_m, config.tile_n, descending_k=late_first)
+        tables: TileTables = TileTables.of(p, listed)
         query_blocks = _ceil_div(p.seqlen_q, config.tile_m)
         if p.sequences is not None:
             query_blocks = p.seqlen_q // config.tile_m + p.sequences

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import BackwardConfig, ForwardConfig
 from hopperflash.plan.family import KernelFamily
@@ -17,8 +19,27 @@ from hopperflash.problem import AttnProblem
 
 
 def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig, str]:
-    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
-    return forward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
+    capped = problem.softcap > 0.0
+    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
+    config = forward_config(tile, problem.head_dim, problem.head_dim_v)
+    if folding_pays(problem, config.tile_m):
+        saved = f"{problem.group} heads a tile: their {problem.seqlen_q} queries fill fewer tiles"
+        return replace(config, group=problem.group), f"{tile.source}; {saved}"
+    return config, tile.source
+
+
+def folding_pays(problem: AttnProblem, tile_m: int) -> bool:
+    """Whether tiles of all heads of a group are fewer than those of one head each.
+
+    Of packed sequences only the mean length is known. More tiles are more tensor work, and each
+    reads the keys anew.
+    """
+    p = problem
+    if p.group == 1 or p.group > tile_m:
+        return False
+    queries = p.seqlen_q if p.sequences is None else p.seqlen_q // max(1, p.sequences)
+    folded = -(-queries // (tile_m // p.group))
+    return folded < p.group * -(-queries // tile_m)
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:

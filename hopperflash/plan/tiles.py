@@ -9,7 +9,8 @@ from hopperflash.problem import MaskKind
 
 FULL = (MaskKind.FULL,)
 CAUSAL = (MaskKind.CAUSAL,)
-BANDED = (*CAUSAL, MaskKind.WINDOW)
+WINDOW = (MaskKind.WINDOW,)
+BANDED = CAUSAL + WINDOW
 ANY = FULL + BANDED
 
 # What a head dim is padded to: Q and K to one of these, V and O to another.

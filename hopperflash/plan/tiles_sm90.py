@@ -9,13 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hopperflash.plan.config import WGMMA_ROWS, BackwardConfig, ForwardConfig, POperand
-from hopperflash.plan.tiles import ANY, BANDED, FULL, first_that_holds, padded_head_dim
+from hopperflash.plan.tiles import (
+    ANY,
+    BANDED,
+    CAUSAL,
+    FULL,
+    WINDOW,
+    first_that_holds,
+    padded_head_dim,
+)
 from hopperflash.problem import MaskKind
 
 
 @dataclass(frozen=True)
 class ForwardTile:
-    """One row of the forward table, for head dims up to those given; `source` says where from."""
+    """One row of the forward table, for head dims up to those given; `source` says where from.
+
+    `capped` says whether it is also for capped scores.
+    """
 
     head_dim: int
     head_dim_v: int
@@ -24,6 +35,7 @@ class ForwardTile:
     tile_n: int
     p_operand: POperand
     source: str
+    capped: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,9 @@ REGS, SMEM = POperand.REGISTERS, POperand.SHARED
 
 # The first row that holds both head dims counts.
 FORWARD_TILES = (
-    ForwardTile(64, 64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
+    ForwardTile(64, 64, FULL + CAUSAL, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
+    ForwardTile(64, 64, WINDOW, 192, 128, REGS, "FA4", capped=False),
+    ForwardTile(64, 64, WINDOW, 128, 128, REGS, "both edges and a cap would spill at 192 queries"),
     ForwardTile(96, 96, ANY, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises"),
     ForwardTile(128, 128, FULL, 128, 176, REGS, "FA3 full; the wider tile rescales O less often"),
     ForwardTile(128, 128, BANDED, 128, 128, REGS, "FA3 and FA4; least waste on the diagonal"),
@@ -66,9 +80,12 @@ REGISTER_SPLIT = {2: (24, 240), 3: (32, 160)}
 BACKWARD_CONSUMERS = 2
 
 
-def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> ForwardTile:
-    """The row for two head dims and a mask; LookupError where the table has none."""
-    return first_that_holds(FORWARD_TILES, head_dim, head_dim_v, mask_kind)
+def forward_tile(
+    head_dim: int, head_dim_v: int, mask_kind: MaskKind, capped: bool = False
+) -> ForwardTile:
+    """The row for two head dims, a mask and a cap; LookupError where the table has none."""
+    rows = (row for row in FORWARD_TILES if row.capped or not capped)
+    return first_that_holds(rows, head_dim, head_dim_v, mask_kind)
 
 
 def backward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> BackwardTile:

@@ -135,10 +135,10 @@ class BackwardPreprocess:
             # Rows past the end are read by the last tile and must weigh nothing.
             lse_log2, delta = Float32.inf, Float32(0.0)
             if exists:
-                lse = sequence_statistic(tensors.mLSE, head, batch, sequence.q)[row]
+                lse = sequence_statistic(tensors.mLSE, head, batch, sequence.q)[0, row]
                 if lse != -Float32.inf:
                     lse_log2 = lse * LOG2_E
-                    dLSE = sequence_statistic(tensors.mdLSE, head, batch, sequence.q)[row]
+                    dLSE = sequence_statistic(tensors.mdLSE, head, batch, sequence.q)[0, row]
                     delta = product - dLSE
             padded = first_padded_block(sequence, self.packed, config.tile_m) * config.tile_m + row
             tensors.mLSE_log2[batch, head, padded] = lse_log2

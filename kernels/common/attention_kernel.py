@@ -30,7 +30,9 @@ class AttentionKernel(Generic[ConfigT]):
 
     def _name_parts(self) -> list[str]:
         config, signature = self.config, self.signature
+        group = getattr(config, "group", 1)
         flags = {
+            f"group{group}": group > 1,
             "softcap": self.capped,
             "packed": self.packed,
             "deterministic": getattr(config, "deterministic", False),
@@ -45,7 +47,8 @@ class AttentionKernel(Generic[ConfigT]):
 
     def band(self, window_left: Int32, window_right: Int32) -> Band:
         """The mask, whose kind is part of the compiled code."""
-        return Band(self.signature.mask_kind, window_left, window_right)
+        group = getattr(self.config, "group", 1)
+        return Band(self.signature.mask_kind, window_left, window_right, group)
 
     def grid(self, mTiles: Any, blocks: Int32, heads: Int32, batch: Int32) -> tuple[Any, ...]:
         """One CTA a tile and head: of all batch entries alike, or of the table of tiles."""

@@ -26,11 +26,13 @@ class Seqlens(NamedTuple):
 @dataclass(frozen=True)
 class Band:
     """A mask; the bounds are those of a window, and so large where it has none on a side that no
-    sequence reaches them."""
+    sequence reaches them. `group` consecutive rows of a query tile are one query of as many heads.
+    """
 
     kind: Constexpr[MaskKind]
     left: Int32
     right: Int32
+    group: Constexpr[int] = 1
 
     @property
     def full(self) -> bool:

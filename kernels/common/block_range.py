@@ -43,6 +43,9 @@ def key_block_range(
     begin, unmasked_begin = Int32(0), Int32(0)
     unmasked_end = max(first.end, 0) // tile_n
     end = (max(last.end, 0) + tile_n - 1) // tile_n
+    # The first row may lie past the last query, where no row of the tile is one.
+    if first_row >= seqlens.q:
+        unmasked_end, end = Int32(0), Int32(0)
     if cutlass.const_expr(band.window):
         begin = min(first.begin // tile_n, end)
         unmasked_begin = (last.begin + tile_n - 1) // tile_n
@@ -82,4 +85,7 @@ def query_block_range(
         cut_off = cut_off or unmasked_begin >= unmasked_end
     if cut_off:
         unmasked_begin, unmasked_end = end, end
+    # No query sees a tile without a key, and no turn is kept for it.
+    if first_key >= seqlens.k:
+        begin = end
     return BlockRange(begin, unmasked_begin, unmasked_end, end)

@@ -18,7 +18,7 @@ def mask_scores(
     cS: cute.Tensor,  # identity (tile_m, tile_n)
     thr_mma: cute.ThrMma,
     thr_mma_origin: cute.ThrMma,  # the slice of thread 0: its columns are compile-time constants
-    first_row: Int32,
+    first_query: Int32,
     first_key: Int32,
     seqlens: Seqlens,
     band: Band,
@@ -33,7 +33,7 @@ def mask_scores(
     t0ScS_mn = mn_view(thr_mma_origin.partition_C(cS))
     thread_key = first_key + tScS_mn[0, 0][1]
     for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
-        keys = visible_keys(band, first_row + tScS_mn[r, 0][0], seqlens)
+        keys = visible_keys(band, first_query + tScS_mn[r, 0][0] // band.group, seqlens)
         begin, end = keys.begin - thread_key, keys.end - thread_key
         for c in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[1])):
             column = t0ScS_mn[0, c][1]

@@ -96,10 +96,11 @@ def sequence_statistic(
     head: Int32,
     batch: Int32,
     rows: Rows,
+    group: int = 1,
 ) -> cute.Tensor:
-    """(rows,) of one head of a sequence."""
-    gX = cute.domain_offset((rows.first,), mX[batch, head, None])
-    return cute.make_tensor(gX.iterator, cute.make_layout((rows.count,), stride=gX.stride))
+    """(group, rows) of a sequence, from the first head of group number `head` on."""
+    gX = cute.domain_offset((head * group, rows.first), mX[batch, None, None])
+    return cute.make_tensor(gX.iterator, cute.make_layout((group, rows.count), stride=gX.stride))
 
 
 def first_padded_block(sequence: Sequence, packed: bool, tile_m: int) -> Int32:

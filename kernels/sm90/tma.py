@@ -36,15 +36,20 @@ def sequence_major(mX: cute.Tensor, packed: bool = False) -> cute.Tensor:
 
     Packed: (_RAGGED_ROWS, head_dim, heads, ., .).
     """
-    return _tile_modes_first(mX, (1, 3), packed)
+    return _in_order(mX, (1, 3, 2, 0), packed)
 
 
 def feature_major(mX: cute.Tensor, packed: bool = False) -> cute.Tensor:
     """(batch, rows, heads, head_dim) -> (head_dim, rows, heads, batch): the transposed tile."""
-    return _tile_modes_first(mX, (3, 1), packed)
+    return _in_order(mX, (3, 1, 2, 0), packed)
 
 
-def _tile_modes_first(mX: cute.Tensor, tile_modes: tuple[int, int], packed: bool) -> cute.Tensor:
+def head_major(mX: cute.Tensor, packed: bool = False) -> cute.Tensor:
+    """(batch, rows, heads, head_dim) -> (heads, rows, head_dim, batch): tiles of several heads."""
+    return _in_order(mX, (2, 1, 3, 0), packed)
+
+
+def _in_order(mX: cute.Tensor, modes: tuple[int, ...], packed: bool) -> cute.Tensor:
     layout = mX.layout
     if packed:
         row_stride = layout.stride[1]
@@ -52,36 +57,43 @@ def _tile_modes_first(mX: cute.Tensor, tile_modes: tuple[int, int], packed: bool
             (_RAGGED_END, _RAGGED_ROWS, *layout.shape[2:], _RAGGED_END),
             stride=(2**34 - row_stride, row_stride, *layout.stride[2:], row_stride),
         )
-        return cute.make_tensor(mX.iterator, cute.select(layout, mode=[*tile_modes, 2, 0, 4]))
-    return cute.make_tensor(mX.iterator, cute.select(layout, mode=[*tile_modes, 2, 0]))
+        modes = (*modes, 4)
+    return cute.make_tensor(mX.iterator, cute.select(layout, mode=list(modes)))
 
 
 def head_rows(tma: TmaTensor, head: Int32, batch: Int32, rows: Rows, packed: bool) -> cute.Tensor:
     """(rows, head_dim) of one head of a sequence, from a `sequence_major` tensor."""
-    if not packed:
-        return tma.tensor[None, None, head, batch]
-    gX = tma.tensor[None, None, head, _RAGGED_ROWS, rows.first + rows.count]
-    return cute.domain_offset((_RAGGED_ROWS - rows.count, 0), gX)
+    gX = tma.tensor[(None, None, head, *_sequence(batch, rows, packed))]
+    return cute.domain_offset((_RAGGED_ROWS - rows.count, 0), gX) if packed else gX
 
 
 def head_columns(
     tma: TmaTensor, head: Int32, batch: Int32, rows: Rows, packed: bool
 ) -> cute.Tensor:
     """(head_dim, rows) of one head of a sequence, from a `feature_major` tensor."""
-    if not packed:
-        return tma.tensor[None, None, head, batch]
-    gX = tma.tensor[None, None, head, _RAGGED_ROWS, rows.first + rows.count]
-    return cute.domain_offset((0, _RAGGED_ROWS - rows.count), gX)
+    gX = tma.tensor[(None, None, head, *_sequence(batch, rows, packed))]
+    return cute.domain_offset((0, _RAGGED_ROWS - rows.count), gX) if packed else gX
 
 
-def load_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, int]) -> TmaTensor:
+def heads_rows(tma: TmaTensor, batch: Int32, rows: Rows, packed: bool) -> cute.Tensor:
+    """(heads, rows, head_dim) of a sequence, from a `head_major` tensor."""
+    gX = tma.tensor[(None, None, None, *_sequence(batch, rows, packed))]
+    return cute.domain_offset((0, _RAGGED_ROWS - rows.count, 0), gX) if packed else gX
+
+
+def _sequence(batch: Int32, rows: Rows, packed: bool) -> tuple[Any, ...]:
+    """Coordinates of the last modes."""
+    return (_RAGGED_ROWS, rows.first + rows.count) if packed else (batch,)
+
+
+def load_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, ...]) -> TmaTensor:
     """Global to shared: what lies outside the tensor arrives as zeros."""
     return TmaTensor(
         *cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), mX, layout, tile)
     )
 
 
-def store_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, int]) -> TmaTensor:
+def store_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, ...]) -> TmaTensor:
     """Shared to global: what lies outside the tensor is not written."""
     return TmaTensor(
         *cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mX, layout, tile)
@@ -96,8 +108,14 @@ def reduce_add_atom(
     return TmaTensor(*cpasync.make_tiled_tma_atom(op, mX, layout, tile))
 
 
-def partition(tma: TmaTensor, sX: cute.Tensor, gX: cute.Tensor) -> tuple[Any, Any]:
-    """Shared (TMA, stages...) and global (TMA, tiles...); a tile is the first two modes."""
+def partition(
+    tma: TmaTensor, sX: cute.Tensor, gX: cute.Tensor, tile_modes: int = 2
+) -> tuple[Any, Any]:
+    """Shared (TMA, stages...) and global (TMA, tiles...); a tile is the first `tile_modes`."""
     return cpasync.tma_partition(
-        tma.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+        tma.atom,
+        0,
+        cute.make_layout(1),
+        cute.group_modes(sX, 0, tile_modes),
+        cute.group_modes(gX, 0, tile_modes),
     )

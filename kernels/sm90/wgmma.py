@@ -49,6 +49,22 @@ def row_slice(layout: cute.ComposedLayout, shape: tuple[int, int]) -> cute.Compo
     return cute.make_composed_layout(layout.inner, 0, outer)
 
 
+def heads_view(layout: cute.ComposedLayout, heads: int, queries: int) -> cute.ComposedLayout:
+    """A staged tile (rows, columns, 1) as (heads, queries, columns, 1): row r is head r % heads of
+    query r // heads. Rows lie at one stride, since swizzle atoms stack along them first."""
+    outer = layout.outer
+    row_stride = cute.coalesce(cute.select(outer, mode=[0])).stride
+    columns = cute.select(outer, mode=[1])
+    return cute.make_composed_layout(
+        layout.inner,
+        0,
+        cute.make_layout(
+            (heads, queries, columns.shape, 1),
+            stride=(row_stride, heads * row_stride, columns.stride, 0),
+        ),
+    )
+
+
 def tiled_mma(
     dtype: type[cutlass.Numeric],
     tile_mn: tuple[int, int],

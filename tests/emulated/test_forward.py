@@ -40,10 +40,10 @@ def _plan(case: Case) -> tuple[LaunchPlan, ForwardConfig]:
 
 def _planned_flops(plan: LaunchPlan, config: ForwardConfig) -> int:
     problem = plan.problem
-    tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
+    tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.queries, config.tile_n)
     per_block = 2 * config.tile_m * config.tile_n * (config.head_dim + config.head_dim_v)
     blocks = key_block_totals(problem.mask, tiling).visited
-    return problem.batch * problem.heads_q * blocks * per_block
+    return problem.batch * problem.heads_q // config.group * blocks * per_block
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 import hopperflash
 from hopperflash.plan.tiles import padded_head_dim
 from hopperflash.runtime.emulation import SCHEDULES
+from tests.support.band_cases import BAND_CASES
 from tests.support.cases import FORWARD_CASES, Case, check_forward
 from tests.support.gradient_cases import BACKWARD_CASES, BackwardCase, check_backward
+from tests.support.packed_cases import PACKED_CASES, PackedCase, check_packed, compute
 
 pytestmark = pytest.mark.emulated
 
@@ -60,3 +63,57 @@ def test_backward_matches_fp64(case: BackwardCase, schedule: str) -> None:
         names, ("fwd_sm80", "bwd_preprocess", "bwd_sm80", "bwd_postprocess"), strict=True
     ):
         assert name.startswith(f"hopperflash_{kernel}_")
+
+
+def _variant_params(cases: Sequence[BackwardCase], layout: str) -> list[Any]:
+    """Every case in one schedule; of the head dims one that keeps P in registers and one that does
+    not, the others are slow tests."""
+    return [
+        pytest.param(
+            case,
+            SCHEDULES[1 + index % 2],
+            id=f"{case}-{SCHEDULES[1 + index % 2]}",
+            marks=[
+                pytest.mark.xdist_group(f"sm80-{layout}-{case.mask.kind.value}-{case.head_dim}"),
+                *([] if case.head_dim == case.head_dim_v in (64, 192) else [pytest.mark.slow]),
+            ],
+        )
+        for index, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize(("case", "schedule"), _variant_params(BAND_CASES, "dense"))
+def test_windows_and_caps_match_fp64(case: BackwardCase, schedule: str) -> None:
+    with hopperflash.emulate(ARCH_OF[case.dtype], schedule=schedule, seed=1) as run:
+        check_forward(case, hopperflash.flash_attn_func)
+        check_backward(case, hopperflash.flash_attn_func)
+    assert run.hazards == []
+
+
+@pytest.mark.parametrize(("case", "schedule"), _variant_params(PACKED_CASES, "packed"))
+def test_packed_sequences_match_fp64(case: PackedCase, schedule: str) -> None:
+    with hopperflash.emulate(ARCH_OF[case.dtype], schedule=schedule, seed=1) as run:
+        found = compute(case)
+    check_packed(case, found)
+    assert run.hazards == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=str(case),
+            marks=pytest.mark.xdist_group(f"sm80-packed-{case.mask.kind.value}-{case.head_dim}"),
+        )
+        for case in PACKED_CASES
+        if case.deterministic and case.head_dim == 64
+    ],
+)
+def test_packed_gradients_repeat_bit_for_bit(case: PackedCase) -> None:
+    runs = []
+    for seed in (1, 2):
+        with hopperflash.emulate("sm_80", schedule="random", seed=seed, hazards="basic"):
+            runs.append(compute(case))
+    for name, first, second in zip(runs[0]._fields, *runs, strict=True):
+        assert torch.equal(first, second), name

@@ -208,32 +208,6 @@ def constant_cases() -> Iterator[Case]:
         yield _case("constant", (129, 129), 80, dtype=dtype, causal=causal, fill="constant")
 
 
-def window_cases() -> Iterator[Case]:
-    """Windows with one bound and two, narrower and wider than a tile and than the sequence; some
-    rows see no key, and some keys no row."""
-    for window, lengths in (
-        ((0, 0), (129, 129)),
-        ((7, 3), (200, 333)),
-        ((130, 0), (333, 333)),
-        ((64, 64), (65, 257)),
-        ((-1, 20), (333, 129)),
-        ((100, -1), (129, 333)),
-        ((20, 1000), (257, 63)),
-        ((300, 300), (200, 200)),
-    ):
-        yield _case("window", lengths, window=window)
-    yield _case("window", (333, 200), window=(63, 5), causal=True)
-    yield _case("window", (257, 333), 128, dtype="fp16", window=(127, 0))
-    yield _case("window", (200, 500), 192, window=(200, 31), heads_q=2, heads_k=1)
-
-
-def softcap_cases() -> Iterator[Case]:
-    """Caps that bend every score, and that hardly bend any; with every mask."""
-    for cap, mask in ((1.0, {}), (15.0, {"causal": True}), (50.0, {"window": (70, 10)})):
-        yield _case("softcap", (129, 200), softcap=cap, magnitude=3.0, **mask)
-    yield _case("softcap", (200, 129), 128, dtype="fp16", softcap=30.0, causal=True)
-
-
 def _case(name: str, lengths: tuple[int, int], head_dim: int = 64, **fields: Any) -> Case:
     seqlen_q, seqlen_k = lengths
     return Case(
@@ -254,7 +228,5 @@ FORWARD_CASES: tuple[Case, ...] = tuple(
         batch_cases(),
         magnitude_cases(),
         constant_cases(),
-        window_cases(),
-        softcap_cases(),
     )
 )

@@ -190,29 +190,6 @@ def constant_cases() -> Iterator[BackwardCase]:
     yield _case("constant", (129, 129), dtype="fp16", causal=False, fill="constant", dlse=True)
 
 
-def window_cases() -> Iterator[BackwardCase]:
-    """Windows with one bound and two, narrower and wider than a tile and than the sequence."""
-    for window, lengths in (
-        ((0, 0), (129, 129)),
-        ((7, 3), (200, 333)),
-        ((130, 0), (333, 200)),
-        ((-1, 20), (333, 129)),
-        ((100, -1), (129, 333)),
-        ((300, 300), (200, 200)),
-    ):
-        yield _case("window", lengths, window=window, dlse=window[0] == 7)
-    yield _case("window", (333, 200), window=(63, 5), causal=True, deterministic=True)
-    yield _case("window", (200, 333), (128, 128), dtype="fp16", window=(127, 0))
-    yield _case("window", (200, 333), (192, 128), window=(90, 31), heads_q=2, heads_k=1)
-
-
-def softcap_cases() -> Iterator[BackwardCase]:
-    """Caps that bend every score, and that hardly bend any; with every mask."""
-    for cap, mask in ((1.0, {}), (15.0, {"causal": True}), (50.0, {"window": (70, 10)})):
-        yield _case("softcap", (129, 200), softcap=cap, magnitude=3.0, dlse=cap == 15.0, **mask)
-    yield _case("softcap", (200, 129), (128, 128), dtype="fp16", softcap=30.0, causal=True)
-
-
 def _case(
     name: str, lengths: tuple[int, int], head_dims: tuple[int, int] = (64, 64), **fields: Any
 ) -> BackwardCase:
@@ -237,7 +214,5 @@ BACKWARD_CASES: tuple[BackwardCase, ...] = tuple(
         batch_cases(),
         magnitude_cases(),
         constant_cases(),
-        window_cases(),
-        softcap_cases(),
     )
 )

@@ -13,18 +13,16 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Constexpr, Float32, Int32
-from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
 
 from hopperflash.plan.config import BackwardConfigSm80
-from hopperflash.problem.mask import MaskKind
-from hopperflash.problem.problem import Signature
 
-from ...common import operands, turns
-from ...common.block_range import Seqlens, query_block_range
-from ...common.dtypes import NUMERIC
+from ...common import operands, softmax, turns
+from ...common.attention_kernel import AttentionKernel
+from ...common.band import Band, Seqlens
+from ...common.block_range import query_block_range
 from ...common.key_tile import KeyTile
-from ...common.softmax import LOG2_E
+from ...common.sequence import AssignedTile, assigned_tile, first_padded_block, sequence_rows
 from .. import copies, cp_async
 from ..mma import smem_layout, tiled_mma
 from .mainloop import KernelOperands, MainloopContext, SmemTensors, TiledMmas, mainloop
@@ -32,26 +30,14 @@ from .mainloop import KernelOperands, MainloopContext, SmemTensors, TiledMmas, m
 _ALIGNMENT = 128
 
 
-class BackwardSm80:
-    """Gradients of exact attention for fp16 and bf16: full or causal, any lengths, GQA."""
+class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
+    """Gradients of exact attention for fp16 and bf16: dense or packed, GQA."""
 
-    def __init__(self, config: BackwardConfigSm80, signature: Signature):
-        self.config = config
-        self.dtype = NUMERIC[signature.dtype]
-        self.causal = signature.mask_kind is MaskKind.CAUSAL
-        self.name = (
-            f"hopperflash_bwd_sm80_{signature.dtype.value}_d{config.head_dim}x{config.head_dim_v}"
-            f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
-            f"{'_deterministic' if config.deterministic else ''}"
-        )
+    kind = "bwd_sm80"
 
-    @staticmethod
-    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+    def fake_arguments(self) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, 16-byte aligned rows."""
-        return (
-            *operands.backward_operands(signature),
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-        )
+        return (*operands.backward_operands(self.signature), *operands.scalars())
 
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
@@ -60,39 +46,67 @@ class BackwardSm80:
         mK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
         mdO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
-        mLSE: cute.Tensor,  # (batch, heads_q, padded seqlen_q) LSE log2(e)
-        mDelta: cute.Tensor,  # (batch, heads_q, padded seqlen_q)
+        mLSE: cute.Tensor,  # (batch, heads_q, padded rows) LSE log2(e)
+        mDelta: cute.Tensor,  # (batch, heads_q, padded rows)
         mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32, zeroed
-        mTurn: cute.Tensor,  # (batch, heads_q, query blocks) int32, zeroed; deterministic only
+        mTurn: cute.Tensor,  # (batch, heads_q, padded blocks) int32, zeroed; deterministic only
         mdK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mdV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
+        mTiles: Any,  # (tiles, fields) int32 of packed sequences, else None
         softmax_scale: Float32,
+        softcap: Float32,
+        window_left: Int32,
+        window_right: Int32,
         stream: CUstream,
     ):
         batch, seqlen_k, heads_k, _ = mK.shape
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
-            KernelOperands(mQ, mK, mV, mdO, mLSE, mDelta, mdQ, mTurn, mdK, mdV), softmax_scale
+            KernelOperands(mQ, mK, mV, mdO, mLSE, mDelta, mdQ, mTurn, mdK, mdV),
+            mTiles,
+            softmax.make_scales(softmax_scale, softcap, self.capped),
+            (window_left, window_right),
         ).launch(
-            grid=(cute.ceil_div(seqlen_k, self.config.tile_n), heads_k, batch),
+            grid=self.grid(mTiles, cute.ceil_div(seqlen_k, self.config.tile_n), heads_k, batch),
             block=(self.config.threads, 1, 1),
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, tensors: KernelOperands, softmax_scale: Float32):
-        config, dtype = self.config, self.dtype
+    def kernel(
+        self,
+        tensors: KernelOperands,
+        mTiles: Any,
+        scales: softmax.Scales,
+        window: tuple[Int32, Int32],
+    ):
+        band = self.band(*window)
+        _, seqlen_k, heads_k, _ = tensors.mK.shape
+        seqlens = Seqlens(q=tensors.mQ.shape[1], k=seqlen_k)
+        descending = turns.in_descending_order(band.kind, self.config.deterministic)
+        tile = assigned_tile(mTiles, heads_k, seqlens, descending=descending)
+        if cutlass.const_expr(self.packed):
+            if tile.block >= 0:
+                self.compute_tile(tensors, tile, band, scales)
+        else:
+            self.compute_tile(tensors, tile, band, scales)
+
+    @cute.jit
+    def compute_tile(
+        self, tensors: KernelOperands, assigned: AssignedTile, band: Band, scales: softmax.Scales
+    ):
+        """One tile of keys: all query tiles that see it, then its rows of dK and dV."""
+        config, dtype, sequence = self.config, self.dtype, assigned.sequence
         tidx, _, _ = cute.arch.thread_idx()
-        block, head_k, batch = cute.arch.block_idx()
-        n_block = turns.launch_order(block, config.deterministic, self.causal)
-        seqlens = Seqlens(q=tensors.mQ.shape[1], k=tensors.mK.shape[1])
         tile = KeyTile(
-            n_block=n_block,
-            head_k=head_k,
-            batch=batch,
+            n_block=assigned.block,
+            head_k=assigned.head,
             group=tensors.mQ.shape[2] // tensors.mK.shape[2],
-            queries=query_block_range(n_block, seqlens, config.tile_m, config.tile_n, self.causal),
-            seqlens=seqlens,
+            queries=query_block_range(
+                assigned.block, sequence.seqlens, band, config.tile_m, config.tile_n
+            ),
+            sequence=sequence,
+            first_padded_block=first_padded_block(sequence, self.packed, config.tile_m),
         )
         smem = self.allocate_smem()
         mmas = TiledMmas(
@@ -102,7 +116,8 @@ class BackwardSm80:
         acc_dK, acc_dV = mainloop(
             MainloopContext(
                 config=config,
-                causal=self.causal,
+                band=band,
+                capped=self.capped,
                 mmas=mmas,
                 copy_QK=cp_async.tiled_copy(dtype, config.threads, config.head_dim),
                 copy_dOV=cp_async.tiled_copy(dtype, config.threads, config.head_dim_v),
@@ -110,36 +125,29 @@ class BackwardSm80:
                 smem=smem,
                 tile=tile,
                 tidx=tidx,
-                scale_log2=softmax_scale * LOG2_E,
+                scales=scales,
             )
         )
         # dK and dV leave through the memory of K and V, which nobody reads any more.
         cute.arch.sync_threads()
         if cutlass.const_expr(config.needs("dk")):
-            acc_dK.store(acc_dK.load() * softmax_scale)
+            acc_dK.store(acc_dK.load() * scales.softmax)
             copies.store_converted(mmas.keys, acc_dK, smem.sK[None, None, 0], tidx)
         if cutlass.const_expr(config.needs("dv")):
             copies.store_converted(mmas.keys, acc_dV, smem.sV[None, None, 0], tidx)
         cute.arch.sync_threads()
         if cutlass.const_expr(config.needs("dk")):
-            mdK = tensors.mdK[batch, None, head_k, None]
-            self.store_tile(smem.sK, mdK, config.head_dim, (tidx, n_block))
+            self.store_tile(smem.sK, tensors.mdK, config.head_dim, tile)
         if cutlass.const_expr(config.needs("dv")):
-            mdV = tensors.mdV[batch, None, head_k, None]
-            self.store_tile(smem.sV, mdV, config.head_dim_v, (tidx, n_block))
+            self.store_tile(smem.sV, tensors.mdV, config.head_dim_v, tile)
 
     @cute.jit
-    def store_tile(
-        self,
-        sX: cute.Tensor,
-        mX: cute.Tensor,
-        head_dim: Constexpr[int],
-        coordinates: tuple[Int32, Int32],
-    ):
-        """A finished gradient tile to global memory."""
-        tidx, n_block = coordinates
+    def store_tile(self, sX: cute.Tensor, mX: cute.Tensor, head_dim: Constexpr[int], tile: KeyTile):
+        """A finished gradient tile to all rows that the sequence owns."""
+        tidx, _, _ = cute.arch.thread_idx()
         copy = cp_async.tiled_store(self.dtype, self.config.threads, head_dim)
-        cp_async.store_tile(copy, tidx, sX[None, None, 0], mX, n_block)
+        gX = sequence_rows(mX, tile.head_k, tile.sequence.batch, tile.sequence.k)
+        cp_async.store_tile(copy, tidx, sX[None, None, 0], gX, tile.n_block)
 
     def allocate_smem(self) -> SmemTensors:
         """K and V (later dK and dV), the stages of Q, dO and their statistics, and a score tile."""

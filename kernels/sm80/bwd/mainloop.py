@@ -19,10 +19,12 @@ from cutlass.cute.nvgpu import LoadCacheMode, cpasync
 
 from hopperflash.plan.config import BackwardConfigSm80, POperand
 
-from ...common import gradients, turns
+from ...common import gradients, softmax, turns
+from ...common.band import Band
 from ...common.key_tile import KeyTile
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
+from ...common.sequence import Rows, sequence_rows
 from .. import copies, cp_async
 from ..mma import gemm, smem_operand, transposed
 
@@ -56,8 +58,8 @@ class KernelOperands(NamedTuple):
     mK: cute.Tensor  # (batch, seqlen_k, heads_k, head_dim)
     mV: cute.Tensor  # (batch, seqlen_k, heads_k, head_dim_v)
     mdO: cute.Tensor  # (batch, seqlen_q, heads_q, head_dim_v)
-    mLSE: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32, base 2
-    mDelta: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32
+    mLSE: cute.Tensor  # (batch, heads_q, padded rows) fp32, base 2
+    mDelta: cute.Tensor  # (batch, heads_q, padded rows) fp32
     mdQ: cute.Tensor  # (batch, seqlen_q, heads_q, head_dim) fp32, added to
     mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
     mdK: cute.Tensor
@@ -69,7 +71,8 @@ class MainloopContext:
     """What the CTA needs for one key tile."""
 
     config: Constexpr[BackwardConfigSm80]
-    causal: Constexpr[bool]
+    band: Band
+    capped: Constexpr[bool]
     mmas: TiledMmas
     copy_QK: cute.TiledCopy
     copy_dOV: cute.TiledCopy
@@ -77,14 +80,15 @@ class MainloopContext:
     smem: SmemTensors
     tile: KeyTile
     tidx: Int32
-    scale_log2: Float32
+    scales: softmax.Scales
 
 
 @cute.jit
 def mainloop(ctx: MainloopContext):
     """Returns (acc_dK, acc_dV), without the softmax scale.
 
-    Query tiles that need a mask come first, then a loop without one; for every head of the group.
+    For every head of the group: query tiles that meet the diagonal or the end of the keys need a
+    mask, those inside do not, and those at a window's far edge do.
     """
     config, tile, queries = ctx.config, ctx.tile, ctx.tile.queries
     accs = (
@@ -100,12 +104,16 @@ def mainloop(ctx: MainloopContext):
     step = Int32(0)
     for g in cutlass.range(tile.group, unroll=1):
         head = tile.head_k * tile.group + g
-        for m_block in cutlass.range(queries.begin, queries.unmasked, unroll=1):
+        for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
             one_query_block(ctx, accs, step, (head, m_block), masked=True)
             step += 1
-        for m_block in cutlass.range(queries.unmasked, queries.end, unroll=1):
+        for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
             one_query_block(ctx, accs, step, (head, m_block), masked=False)
             step += 1
+        if cutlass.const_expr(ctx.band.window):
+            for m_block in cutlass.range(queries.unmasked_end, queries.end, unroll=1):
+                one_query_block(ctx, accs, step, (head, m_block), masked=True)
+                step += 1
     cute.arch.cp_async_wait_group(0)
     return accs
 
@@ -121,10 +129,17 @@ def zeros(mma: cute.TiledMma, shape: tuple[int, int]) -> cute.Tensor:
 def load_keys(ctx: MainloopContext):
     """Start copying K and V of the CTA's key tile; they travel with the first query tile."""
     tile, tensors, smem = ctx.tile, ctx.tensors, ctx.smem
-    mK = tensors.mK[tile.batch, None, tile.head_k, None]
-    mV = tensors.mV[tile.batch, None, tile.head_k, None]
-    cp_async.load_tile(ctx.copy_QK, ctx.tidx, mK, smem.sK[None, None, 0], tile.n_block)
-    cp_async.load_tile(ctx.copy_dOV, ctx.tidx, mV, smem.sV[None, None, 0], tile.n_block)
+    sequence = tile.sequence
+    keys = Rows(sequence.k.first, sequence.seqlens.k)
+    gK = sequence_rows(tensors.mK, tile.head_k, sequence.batch, keys)
+    gV = sequence_rows(tensors.mV, tile.head_k, sequence.batch, keys)
+    cp_async.load_tile(ctx.copy_QK, ctx.tidx, gK, smem.sK[None, None, 0], tile.n_block)
+    cp_async.load_tile(ctx.copy_dOV, ctx.tidx, gV, smem.sV[None, None, 0], tile.n_block)
+
+
+def queries_of(tile: KeyTile) -> Rows:
+    """The rows of Q, dO and dQ that count."""
+    return Rows(tile.sequence.q.first, tile.sequence.seqlens.q)
 
 
 @cute.jit
@@ -136,24 +151,26 @@ def load_queries(ctx: MainloopContext, step: Int32):
     if step < tile.group * blocks:
         head = tile.head_k * tile.group + step // blocks
         m_block = queries.begin + step % blocks
-        mQ = tensors.mQ[tile.batch, None, head, None]
-        mdO = tensors.mdO[tile.batch, None, head, None]
-        cp_async.load_tile(ctx.copy_QK, ctx.tidx, mQ, smem.sQ[None, None, stage], m_block)
-        cp_async.load_tile(ctx.copy_dOV, ctx.tidx, mdO, smem.sdO[None, None, stage], m_block)
-        load_statistic(ctx, tensors.mLSE[tile.batch, head, None], smem.sLSE[None, stage], m_block)
+        batch, rows = tile.sequence.batch, queries_of(tile)
+        gQ = sequence_rows(tensors.mQ, head, batch, rows)
+        gdO = sequence_rows(tensors.mdO, head, batch, rows)
+        cp_async.load_tile(ctx.copy_QK, ctx.tidx, gQ, smem.sQ[None, None, stage], m_block)
+        cp_async.load_tile(ctx.copy_dOV, ctx.tidx, gdO, smem.sdO[None, None, stage], m_block)
+        padded_block = tile.first_padded_block + m_block
+        load_statistic(ctx, tensors.mLSE[batch, head, None], smem.sLSE[None, stage], padded_block)
         load_statistic(
-            ctx, tensors.mDelta[tile.batch, head, None], smem.sDelta[None, stage], m_block
+            ctx, tensors.mDelta[batch, head, None], smem.sDelta[None, stage], padded_block
         )
     cute.arch.cp_async_commit_group()
 
 
 @cute.jit
-def load_statistic(ctx: MainloopContext, mX: cute.Tensor, sX: cute.Tensor, m_block: Int32):
+def load_statistic(ctx: MainloopContext, mX: cute.Tensor, sX: cute.Tensor, padded_block: Int32):
     """Start copying a tile's row statistic, 16 bytes a thread."""
     atom = cute.make_copy_atom(
         cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL), Float32, num_bits_per_copy=128
     )
-    gX = cute.local_tile(mX, (ctx.config.tile_m,), (m_block,))
+    gX = cute.local_tile(mX, (ctx.config.tile_m,), (padded_block,))
     if ctx.tidx < ctx.config.tile_m // _FLOATS:
         vectors_g = cute.logical_divide(gX, cute.make_layout(_FLOATS))
         vectors_s = cute.logical_divide(sX, cute.make_layout(_FLOATS))
@@ -188,6 +205,8 @@ def one_query_block(
     V = smem_operand(mma, tidx, smem.sV, "A", transpose=False)
     dO = smem_operand(mma, tidx, smem.sdO, "B", transpose=False)
     gemm(mma, acc_dP, V.fragment, dO.fragment, (V, 0), (dO, stage))
+    if cutlass.const_expr(ctx.capped):
+        softmax.cap_scores(mn_view(acc_S), ctx.scales)
     if cutlass.const_expr(masked):
         mask_transposed_scores(
             acc_S,
@@ -196,11 +215,14 @@ def one_query_block(
             mma.get_slice(0),
             m_block * config.tile_m,
             ctx.tile.n_block * config.tile_n,
-            ctx.tile.seqlens,
-            ctx.causal,
+            ctx.tile.sequence.seqlens,
+            ctx.band,
         )
-    gradients.probabilities(mn_view(acc_S), tScSt_mn, smem.sLSE[None, stage], ctx.scale_log2)
-    gradients.score_gradients(mn_view(acc_S), mn_view(acc_dP), tScSt_mn, smem.sDelta[None, stage])
+    sLSE, sDelta = smem.sLSE[None, stage], smem.sDelta[None, stage]
+    gradients.probabilities(mn_view(acc_S), tScSt_mn, sLSE, ctx.scales.log2)
+    gradients.score_gradients(
+        mn_view(acc_S), mn_view(acc_dP), tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped
+    )
 
     # dV += P^T dO
     if cutlass.const_expr(config.needs("dv")):
@@ -277,22 +299,24 @@ def add_dQ(ctx: MainloopContext, acc_dQ: cute.Tensor, head: Int32, m_block: Int3
     config, tile, tidx, mma = ctx.config, ctx.tile, ctx.tidx, ctx.mmas.queries
     counter = ctx.tensors.mTurn.iterator
     if cutlass.const_expr(config.deterministic):
-        counter = cute.domain_offset((tile.batch, head, m_block), ctx.tensors.mTurn).iterator
+        counter = cute.domain_offset(
+            (tile.sequence.batch, head, tile.first_padded_block + m_block), ctx.tensors.mTurn
+        ).iterator
         if tidx == 0:
-            turn = turns.turn_of(tile, m_block, config.tile_m, config.tile_n, ctx.causal)
+            turn = turns.turn_of(tile, m_block, ctx.band, config.tile_m, config.tile_n)
             turns.wait_for_turn(counter, turn)
         cute.arch.sync_threads()
-    mdQ = ctx.tensors.mdQ[tile.batch, None, head, None]
+    gdQ = sequence_rows(ctx.tensors.mdQ, head, tile.sequence.batch, queries_of(tile))
     cdQ = cute.make_identity_tensor((config.tile_m, config.head_dim))
     tdQcdQ_mn = mn_view(mma.get_slice(tidx).partition_C(cdQ))
     acc_dQ_mn = mn_view(acc_dQ)
     for r in cutlass.range_constexpr(cute.size(acc_dQ_mn, mode=[0])):
         row = m_block * config.tile_m + tdQcdQ_mn[r, 0][0]
-        if row < mdQ.shape[0]:
+        if row < gdQ.shape[0]:
             for c in cutlass.range_constexpr(cute.size(acc_dQ_mn, mode=[1])):
                 column = tdQcdQ_mn[r, c][1]
-                if column < mdQ.shape[1]:
-                    element = cute.domain_offset((row, column), mdQ).iterator
+                if column < gdQ.shape[1]:
+                    element = cute.domain_offset((row, column), gdQ).iterator
                     cute.arch.red(
                         element, acc_dQ_mn[r, c], op="add", dtype="f32", sem="relaxed", scope="gpu"
                     )

@@ -12,18 +12,23 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32
-from cutlass.cute.runtime import make_fake_stream
+from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from hopperflash.plan.config import ForwardConfigSm80
-from hopperflash.problem.mask import MaskKind
-from hopperflash.problem.problem import Signature
 
 from ...common import operands, row_statistics, softmax
-from ...common.block_range import Seqlens, key_block_range
-from ...common.dtypes import NUMERIC
+from ...common.attention_kernel import AttentionKernel
+from ...common.band import Band, Seqlens
+from ...common.block_range import key_block_range
 from ...common.layouts import mn_view
+from ...common.sequence import (
+    AssignedTile,
+    Rows,
+    assigned_tile,
+    sequence_rows,
+    sequence_statistic,
+)
 from .. import copies, cp_async
 from ..mma import smem_layout, tiled_mma
 from .mainloop import MainloopContext, SmemTensors, mainloop
@@ -41,88 +46,95 @@ class KernelOperands(NamedTuple):
     mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
 
 
-class ForwardSm80:
-    """Exact attention forward for fp16 and bf16: full or causal, any lengths, GQA by head index."""
+class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
+    """Exact attention forward for fp16 and bf16: dense or packed, GQA by head index."""
 
-    def __init__(self, config: ForwardConfigSm80, signature: Signature):
-        self.config = config
-        self.dtype = NUMERIC[signature.dtype]
-        self.causal = signature.mask_kind is MaskKind.CAUSAL
-        self.name = (
-            f"hopperflash_fwd_sm80_{signature.dtype.value}_d{config.head_dim}x{config.head_dim_v}"
-            f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
-        )
+    kind = "fwd_sm80"
 
-    @staticmethod
-    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+    def fake_arguments(self) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, 16-byte aligned rows."""
-        return (
-            *operands.forward_operands(signature),
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-        )
+        return (*operands.forward_operands(self.signature), *operands.scalars())
 
     @cute.jit
-    def __call__(
+    def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
         self,
         mQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim)
         mK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
         mO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mLSE: cute.Tensor,  # (batch, heads_q, seqlen_q)
+        mTiles: Any,  # (tiles, fields) int32 of packed sequences, else None
         softmax_scale: Float32,
+        softcap: Float32,
+        window_left: Int32,
+        window_right: Int32,
         stream: CUstream,
     ):
         batch, seqlen_q, heads_q, _ = mQ.shape
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-        self.kernel(KernelOperands(mQ, mK, mV, mO, mLSE), softmax_scale).launch(
-            grid=(cute.ceil_div(seqlen_q, self.config.tile_m), heads_q, batch),
+        self.kernel(
+            KernelOperands(mQ, mK, mV, mO, mLSE),
+            mTiles,
+            softmax.make_scales(softmax_scale, softcap, self.capped),
+            (window_left, window_right),
+        ).launch(
+            grid=self.grid(mTiles, cute.ceil_div(seqlen_q, self.config.tile_m), heads_q, batch),
             block=(self.config.threads, 1, 1),
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, tensors: KernelOperands, softmax_scale: Float32):
+    def kernel(
+        self,
+        tensors: KernelOperands,
+        mTiles: Any,
+        scales: softmax.Scales,
+        window: tuple[Int32, Int32],
+    ):
+        band = self.band(*window)
+        _, seqlen_q, heads_q, _ = tensors.mQ.shape
+        seqlens = Seqlens(q=seqlen_q, k=tensors.mK.shape[1])
+        # Causal tiles near the end see the most keys: start them first.
+        tile = assigned_tile(mTiles, heads_q, seqlens, descending=band.causal)
+        if cutlass.const_expr(self.packed):
+            if tile.block >= 0:
+                self.compute_tile(tensors, tile, band, scales)
+        else:
+            self.compute_tile(tensors, tile, band, scales)
+
+    @cute.jit
+    def compute_tile(
+        self, tensors: KernelOperands, tile: AssignedTile, band: Band, scales: softmax.Scales
+    ):
+        """One tile of queries: all key blocks that it sees, then its rows of O and of the LSE."""
         config, dtype = self.config, self.dtype
         tidx, _, _ = cute.arch.thread_idx()
-        block, head, batch = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
-        # Causal tiles near the end see the most keys: start them first.
-        m_block = blocks - 1 - block if cutlass.const_expr(self.causal) else block
-        head_k = head // (tensors.mQ.shape[2] // tensors.mK.shape[2])
-        seqlens = Seqlens(q=tensors.mQ.shape[1], k=tensors.mK.shape[1])
-
+        head_k = tile.head // (tensors.mQ.shape[2] // tensors.mK.shape[2])
+        sequence, batch = tile.sequence, tile.sequence.batch
+        seqlens = sequence.seqlens
+        queries, keys = Rows(sequence.q.first, seqlens.q), Rows(sequence.k.first, seqlens.k)
         smem = self.allocate_smem()
         mma = tiled_mma(dtype, config.warps)
         acc_O, stats = mainloop(
             MainloopContext(
                 config=config,
-                causal=self.causal,
+                band=band,
+                capped=self.capped,
                 mma=mma,
                 copy_QK=cp_async.tiled_copy(dtype, config.threads, config.head_dim),
                 copy_V=cp_async.tiled_copy(dtype, config.threads, config.head_dim_v),
-                mQ=tensors.mQ[batch, None, head, None],
-                mK=tensors.mK[batch, None, head_k, None],
-                mV=tensors.mV[batch, None, head_k, None],
+                gQ=sequence_rows(tensors.mQ, tile.head, batch, queries),
+                gK=sequence_rows(tensors.mK, head_k, batch, keys),
+                gV=sequence_rows(tensors.mV, head_k, batch, keys),
                 smem=smem,
-                blocks=key_block_range(m_block, seqlens, config.tile_m, config.tile_n, self.causal),
+                blocks=key_block_range(tile.block, seqlens, band, config.tile_m, config.tile_n),
                 seqlens=seqlens,
-                m_block=m_block,
+                m_block=tile.block,
                 tidx=tidx,
-                scale_log2=softmax_scale * softmax.LOG2_E,
+                scales=scales,
             )
         )
-
-        inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
-        lse = cute.make_rmem_tensor_like(stats.row_sum)
-        softmax.finish_rows(stats, inverse_sum, lse, softmax_scale)
-        softmax.rescale_rows(mn_view(acc_O), inverse_sum)
-        row_statistics.store_rows(
-            lse,
-            tensors.mLSE[batch, head, None],
-            cute.make_identity_tensor((config.tile_m, config.head_dim_v)),
-            mma.get_slice(tidx),
-            m_block * config.tile_m,
-        )
+        self.store_statistics(tensors.mLSE, tile, mma, scales, (acc_O, stats))
         # O leaves through the shared memory of Q, which nobody reads any more.
         cute.arch.sync_threads()
         sO = cute.make_tensor(smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v)))[
@@ -134,9 +146,36 @@ class ForwardSm80:
             cp_async.tiled_store(dtype, config.threads, config.head_dim_v),
             tidx,
             sO,
-            tensors.mO[batch, None, head, None],
-            m_block,
+            sequence_rows(tensors.mO, tile.head, batch, sequence.q),
+            tile.block,
         )
+
+    @cute.jit
+    def store_statistics(
+        self,
+        mLSE: cute.Tensor,
+        tile: AssignedTile,
+        mma: cute.TiledMma,
+        scales: softmax.Scales,
+        results: tuple[cute.Tensor, softmax.RowStats],  # acc_O and the statistics of its rows
+    ):
+        """O = acc_O / row_sum, and the LSE of the rows that exist."""
+        config, sequence = self.config, tile.sequence
+        acc_O, stats = results
+        tidx, _, _ = cute.arch.thread_idx()
+        first_row = tile.block * config.tile_m
+        cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
+        thr_mma = mma.get_slice(tidx)
+        inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
+        lse = cute.make_rmem_tensor_like(stats.row_sum)
+        softmax.finish_rows(stats, inverse_sum, lse, scales.natural)
+        if cutlass.const_expr(self.packed):
+            row_statistics.empty_rows(
+                (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_row
+            )
+        softmax.rescale_rows(mn_view(acc_O), inverse_sum)
+        gLSE = sequence_statistic(mLSE, tile.head, sequence.batch, sequence.q)
+        row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_row)
 
     def allocate_smem(self) -> SmemTensors:
         """Q (later O), and the stages of K and V."""

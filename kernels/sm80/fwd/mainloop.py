@@ -12,7 +12,8 @@ from cutlass import Constexpr, Float32, Int32
 from hopperflash.plan.config import ForwardConfigSm80
 
 from ...common import softmax
-from ...common.block_range import BlockRange, Seqlens
+from ...common.band import Band, Seqlens
+from ...common.block_range import BlockRange
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from .. import cp_async
@@ -32,19 +33,20 @@ class MainloopContext:
     """What the CTA needs for one output tile."""
 
     config: Constexpr[ForwardConfigSm80]
-    causal: Constexpr[bool]
+    band: Band
+    capped: Constexpr[bool]
     mma: cute.TiledMma
     copy_QK: cute.TiledCopy
     copy_V: cute.TiledCopy
-    mQ: cute.Tensor  # (seqlen_q, head_dim)
-    mK: cute.Tensor  # (seqlen_k, head_dim)
-    mV: cute.Tensor  # (seqlen_k, head_dim_v)
+    gQ: cute.Tensor  # (seqlen_q, head_dim) of the sequence
+    gK: cute.Tensor  # (seqlen_k, head_dim)
+    gV: cute.Tensor  # (seqlen_k, head_dim_v)
     smem: SmemTensors
     blocks: BlockRange
     seqlens: Seqlens
     m_block: Int32
     tidx: Int32
-    scale_log2: Float32
+    scales: softmax.Scales
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,13 @@ class Fragments:
 def mainloop(ctx: MainloopContext):
     """Returns (acc_O, stats): the unnormalised output and the row statistics.
 
-    The blocks that need a mask come first, from the diagonal down; the rest run without one.
+    From the last key block down: those that meet the diagonal or the end need a mask, those inside
+    do not, and those at a window's far edge do.
     """
     config, blocks = ctx.config, ctx.blocks
     fragments = make_fragments(ctx)
-    if blocks.visited > 0:
-        cp_async.load_tile(ctx.copy_QK, ctx.tidx, ctx.mQ, ctx.smem.sQ[None, None, 0], ctx.m_block)
+    if blocks.begin < blocks.end:
+        cp_async.load_tile(ctx.copy_QK, ctx.tidx, ctx.gQ, ctx.smem.sQ[None, None, 0], ctx.m_block)
         # Q travels with the first K.
         for ahead in cutlass.range_constexpr(config.stages_kv - 1):
             load_block(ctx, Int32(ahead))
@@ -76,11 +79,15 @@ def mainloop(ctx: MainloopContext):
             cute.arch.cp_async_wait_group(0)
             cute.arch.sync_threads()
             load_fragment(fragments.Q, 0)
-    masked = blocks.visited - blocks.unmasked
-    for step in cutlass.range(masked, unroll=1):
+    first_unmasked = blocks.end - blocks.unmasked_end
+    past_unmasked = blocks.end - blocks.unmasked_begin
+    for step in cutlass.range(first_unmasked, unroll=1):
         one_key_block(ctx, fragments, step, masked=True)
-    for step in cutlass.range(masked, blocks.visited, unroll=1):
+    for step in cutlass.range(first_unmasked, past_unmasked, unroll=1):
         one_key_block(ctx, fragments, step, masked=False)
+    if cutlass.const_expr(ctx.band.window):
+        for step in cutlass.range(past_unmasked, blocks.end - blocks.begin, unroll=1):
+            one_key_block(ctx, fragments, step, masked=True)
     cute.arch.cp_async_wait_group(0)
     return fragments.acc_O, fragments.stats
 
@@ -107,12 +114,12 @@ def make_fragments(ctx: MainloopContext) -> Fragments:
 def load_block(ctx: MainloopContext, step: Int32):
     """Start copying the K and V of a step, as two groups; empty groups past the last step."""
     stage = step % ctx.config.stages_kv
-    n_block = ctx.blocks.visited - 1 - step
-    if n_block >= 0:
-        cp_async.load_tile(ctx.copy_QK, ctx.tidx, ctx.mK, ctx.smem.sK[None, None, stage], n_block)
+    n_block = ctx.blocks.end - 1 - step
+    if n_block >= ctx.blocks.begin:
+        cp_async.load_tile(ctx.copy_QK, ctx.tidx, ctx.gK, ctx.smem.sK[None, None, stage], n_block)
     cute.arch.cp_async_commit_group()
-    if n_block >= 0:
-        cp_async.load_tile(ctx.copy_V, ctx.tidx, ctx.mV, ctx.smem.sV[None, None, stage], n_block)
+    if n_block >= ctx.blocks.begin:
+        cp_async.load_tile(ctx.copy_V, ctx.tidx, ctx.gV, ctx.smem.sV[None, None, stage], n_block)
     cute.arch.cp_async_commit_group()
 
 
@@ -122,7 +129,7 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
     config, mma = ctx.config, ctx.mma
     stages = config.stages_kv
     stage = step % stages
-    n_block = ctx.blocks.visited - 1 - step
+    n_block = ctx.blocks.end - 1 - step
     acc_S = cute.make_rmem_tensor(mma.partition_shape_C((config.tile_m, config.tile_n)), Float32)
     acc_S.fill(0.0)
 
@@ -134,6 +141,8 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
     # S = Q K^T
     load_Q: Any = None if config.q_in_registers else (fragments.Q, 0)
     gemm(mma, acc_S, fragments.Q.fragment, fragments.K.fragment, load_Q, (fragments.K, stage))
+    if cutlass.const_expr(ctx.capped):
+        softmax.cap_scores(mn_view(acc_S), ctx.scales)
     if cutlass.const_expr(masked):
         mask_scores(
             acc_S,
@@ -143,9 +152,9 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
             ctx.m_block * config.tile_m,
             n_block * config.tile_n,
             ctx.seqlens,
-            ctx.causal,
+            ctx.band,
         )
-    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scale_log2)
+    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
     softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
     acc_P = operand_a_view(acc_S)
     tOrP = cute.make_rmem_tensor_like(acc_P, ctx.smem.sV.element_type)

@@ -21,6 +21,7 @@ class EpilogueContext:
     """Where the gradients of a key tile go."""
 
     config: Constexpr[BackwardConfig]
+    packed: Constexpr[bool]
     mmas: TiledMmas
     smem: SmemTensors
     tma_dK: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
@@ -62,10 +63,11 @@ def store_tile(
     ctx: EpilogueContext, tma_X: tma.TmaTensor, sX: cute.Tensor, head_dim: Constexpr[int]
 ):
     """A whole (tile_n, head_dim) tile by TMA."""
+    tile, sequence = ctx.tile, ctx.tile.sequence
     gX = cute.local_tile(
-        tma_X.tensor[None, None, ctx.tile.head_k, ctx.tile.batch],
+        tma.head_rows(tma_X, tile.head_k, sequence.batch, sequence.k, ctx.packed),
         (ctx.config.tile_n, head_dim),
-        (ctx.tile.n_block, 0),
+        (tile.n_block, 0),
     )
     tXsX, tXgX = tma.partition(tma_X, sX, gX)
     cute.copy(tma_X.atom, tXsX[None, 0], tXgX)

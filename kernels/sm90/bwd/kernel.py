@@ -18,6 +18,7 @@ to the store warp and back).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -25,18 +26,17 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
-from cutlass.cute.runtime import make_fake_stream
 from cutlass.memory import SmemAllocator
 
 from hopperflash.plan.config import BackwardConfig, POperand
-from hopperflash.problem.mask import MaskKind
-from hopperflash.problem.problem import Signature
 
 from ...common import operands, turns
-from ...common.block_range import Seqlens, query_block_range
-from ...common.dtypes import NUMERIC
+from ...common.attention_kernel import AttentionKernel
+from ...common.band import Band, Seqlens
+from ...common.block_range import query_block_range
 from ...common.key_tile import KeyTile
-from ...common.softmax import LOG2_E
+from ...common.sequence import assigned_tile, first_padded_block
+from ...common.softmax import Scales, make_scales
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
 from .load import LoadContext, load
@@ -55,38 +55,29 @@ class KernelOperands(NamedTuple):
     tma_dQ: tma.TmaTensor  # fp32, added to
     tma_dK: tma.TmaTensor
     tma_dV: tma.TmaTensor
-    mLSE: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32, base 2
-    mDelta: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32
+    mLSE: cute.Tensor  # (batch, heads_q, padded rows) fp32, base 2
+    mDelta: cute.Tensor  # (batch, heads_q, padded rows) fp32
     mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
 
 
-class Scales(NamedTuple):
-    """The softmax scale, natural and for base-2 exponentials."""
+@dataclass(frozen=True)
+class Assignment:
+    """What a CTA finds its key tile by."""
 
-    softmax: Float32
-    log2: Float32
+    mTiles: Any
+    heads: tuple[Int32, Int32]  # of Q, of K
+    seqlens: Seqlens  # of dense tensors
+    band: Band
 
 
-class BackwardSm90:
-    """Gradients of exact attention for fp16 and bf16: full or causal, any lengths, GQA."""
+class BackwardSm90(AttentionKernel[BackwardConfig]):
+    """Gradients of exact attention for fp16 and bf16: any lengths, dense or packed, GQA."""
 
-    def __init__(self, config: BackwardConfig, signature: Signature):
-        self.config = config
-        self.dtype = NUMERIC[signature.dtype]
-        self.causal = signature.mask_kind is MaskKind.CAUSAL
-        self.name = (
-            f"hopperflash_bwd_sm90_{signature.dtype.value}_d{config.head_dim}x{config.head_dim_v}"
-            f"_{config.tile_m}x{config.tile_n}_{signature.mask_kind.value}"
-            f"{'_deterministic' if config.deterministic else ''}"
-        )
+    kind = "bwd_sm90"
 
-    @staticmethod
-    def fake_arguments(signature: Signature) -> tuple[Any, ...]:
+    def fake_arguments(self) -> tuple[Any, ...]:
         """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        return (
-            *operands.backward_operands(signature),
-            make_fake_stream(use_tvm_ffi_env_stream=True),
-        )
+        return (*operands.backward_operands(self.signature), *operands.scalars())
 
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
@@ -95,41 +86,46 @@ class BackwardSm90:
         mK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
         mdO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
-        mLSE: cute.Tensor,  # (batch, heads_q, padded seqlen_q) LSE log2(e)
-        mDelta: cute.Tensor,  # (batch, heads_q, padded seqlen_q)
+        mLSE: cute.Tensor,  # (batch, heads_q, padded rows) LSE log2(e)
+        mDelta: cute.Tensor,  # (batch, heads_q, padded rows)
         mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32, zeroed
         mTurn: cute.Tensor,  # (batch, heads_q, query blocks) int32, zeroed; deterministic only
         mdK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mdV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
+        mTiles: Any,  # (tiles, fields) int32 of packed sequences, else None
         softmax_scale: Float32,
+        softcap: Float32,
+        window_left: Int32,
+        window_right: Int32,
         stream: CUstream,
     ):
-        config, dtype = self.config, self.dtype
+        config, dtype, packed = self.config, self.dtype, self.packed
         layouts = smem_layouts(config, dtype)
         m, n, d, dv = config.tile_m, config.tile_n, config.head_dim, config.head_dim_v
         tma_operands = KernelOperands(
-            tma_Q=tma.load_atom(tma.sequence_major(mQ), layouts.Q, (m, d)),
-            tma_K=tma.load_atom(tma.sequence_major(mK), layouts.K, (n, d)),
-            tma_V=tma.load_atom(tma.sequence_major(mV), layouts.V, (n, dv)),
-            tma_dO=tma.load_atom(tma.sequence_major(mdO), layouts.dO, (m, dv)),
-            tma_dQ=tma.reduce_add_atom(tma.sequence_major(mdQ), layouts.dQ, (m, d)),
-            tma_dK=tma.store_atom(tma.sequence_major(mdK), layouts.K, (n, d)),
-            tma_dV=tma.store_atom(tma.sequence_major(mdV), layouts.V, (n, dv)),
+            tma_Q=tma.load_atom(tma.sequence_major(mQ, packed), layouts.Q, (m, d)),
+            tma_K=tma.load_atom(tma.sequence_major(mK, packed), layouts.K, (n, d)),
+            tma_V=tma.load_atom(tma.sequence_major(mV, packed), layouts.V, (n, dv)),
+            tma_dO=tma.load_atom(tma.sequence_major(mdO, packed), layouts.dO, (m, dv)),
+            tma_dQ=tma.reduce_add_atom(tma.sequence_major(mdQ, packed), layouts.dQ, (m, d)),
+            tma_dK=tma.store_atom(tma.sequence_major(mdK, packed), layouts.K, (n, d)),
+            tma_dV=tma.store_atom(tma.sequence_major(mdV, packed), layouts.V, (n, dv)),
             mLSE=mLSE,
             mDelta=mDelta,
             mTurn=mTurn,
         )
         batch, seqlen_k, heads_k, _ = mK.shape
-        seqlens = Seqlens(q=mQ.shape[1], k=seqlen_k)
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             tma_operands,
-            seqlens,
-            mQ.shape[2] // heads_k,
-            Scales(softmax_scale, softmax_scale * LOG2_E),
-            *self.tiled_mmas(),
+            mTiles,
+            Seqlens(q=mQ.shape[1], k=seqlen_k),
+            (mQ.shape[2], heads_k),
+            make_scales(softmax_scale, softcap, self.capped),
+            (window_left, window_right),
+            TiledMmas(*self.tiled_mmas()),
         ).launch(
-            grid=(cute.ceil_div(seqlen_k, config.tile_n), heads_k, batch),
+            grid=self.grid(mTiles, cute.ceil_div(seqlen_k, config.tile_n), heads_k, batch),
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
@@ -162,22 +158,36 @@ class BackwardSm90:
     def kernel(
         self,
         tensors: KernelOperands,
-        seqlens: Seqlens,
-        group: Int32,  # query heads a key head
+        mTiles: Any,
+        seqlens: Seqlens,  # of dense tensors
+        heads: tuple[Int32, Int32],  # of Q, of K
         scales: Scales,
-        mma_St: cute.TiledMma,
-        mma_dV: cute.TiledMma,
-        mma_dK: cute.TiledMma,
-        mma_dQ: cute.TiledMma,
+        window: tuple[Int32, Int32],
+        mmas: TiledMmas,
     ):
-        config, dtype = self.config, self.dtype
-        mmas = TiledMmas(St=mma_St, dV=mma_dV, dK=mma_dK, dQ=mma_dQ)
-        tidx, _, _ = cute.arch.thread_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
             for tma_X in tensors[:7]:
                 cpasync.prefetch_descriptor(tma_X.atom)
+        assignment = Assignment(mTiles, heads, seqlens, self.band(*window))
+        if cutlass.const_expr(self.packed):
+            if self.key_tile(assignment).n_block >= 0:
+                self.compute_tile(tensors, assignment, scales, mmas)
+        else:
+            self.compute_tile(tensors, assignment, scales, mmas)
 
+    @cute.jit
+    def compute_tile(
+        self,
+        tensors: KernelOperands,
+        assignment: Assignment,
+        scales: Scales,
+        mmas: TiledMmas,
+    ):
+        """One tile of keys, each warp in its role."""
+        config, dtype, band = self.config, self.dtype, assignment.band
+        tidx, _, _ = cute.arch.thread_idx()
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         layouts = smem_layouts(config, dtype)
         storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
         smem = smem_tensors(storage, config, layouts)
@@ -191,6 +201,7 @@ class BackwardSm90:
                 load(
                     LoadContext(
                         config=config,
+                        packed=self.packed,
                         tma_Q=tensors.tma_Q,
                         tma_K=tensors.tma_K,
                         tma_V=tensors.tma_V,
@@ -199,7 +210,7 @@ class BackwardSm90:
                         mDelta=tensors.mDelta,
                         smem=smem,
                         pipelines=pipelines,
-                        tile=self.key_tile(seqlens, group),
+                        tile=self.key_tile(assignment),
                     )
                 )
             if cutlass.const_expr(config.needs("dq")):
@@ -207,11 +218,12 @@ class BackwardSm90:
                     store_dQ(
                         StoreContext(
                             config=config,
-                            causal=self.causal,
+                            packed=self.packed,
+                            band=band,
                             tma_dQ=tensors.tma_dQ,
                             mTurn=tensors.mTurn,
                             smem=smem,
-                            tile=self.key_tile(seqlens, group),
+                            tile=self.key_tile(assignment),
                         )
                     )
         else:
@@ -220,23 +232,25 @@ class BackwardSm90:
             acc_dK, acc_dV = mma(
                 MmaContext(
                     config=config,
-                    causal=self.causal,
+                    band=band,
+                    capped=self.capped,
                     mmas=mmas,
                     smem=smem,
                     pipelines=pipelines,
-                    tile=self.key_tile(seqlens, group),
+                    tile=self.key_tile(assignment),
                     consumer_tidx=consumer_tidx,
-                    scale_log2=scales.log2,
+                    scales=scales,
                 )
             )
             epilogue(
                 EpilogueContext(
                     config=config,
+                    packed=self.packed,
                     mmas=mmas,
                     smem=smem,
                     tma_dK=tensors.tma_dK,
                     tma_dV=tensors.tma_dV,
-                    tile=self.key_tile(seqlens, group),
+                    tile=self.key_tile(assignment),
                     consumer_tidx=consumer_tidx,
                     softmax_scale=scales.softmax,
                 ),
@@ -244,16 +258,21 @@ class BackwardSm90:
                 acc_dV,
             )
 
-    def key_tile(self, seqlens: Seqlens, group: Int32) -> KeyTile:
+    @cute.jit
+    def key_tile(self, assignment: Assignment):
         """The CTA's key tile; each role asks anew, so that nothing of it is live in all of them."""
-        config = self.config
-        block, head_k, batch = cute.arch.block_idx()
-        n_block = turns.launch_order(block, config.deterministic, self.causal)
+        config, band = self.config, assignment.band
+        heads_q, heads_k = assignment.heads
+        descending = turns.in_descending_order(band.kind, config.deterministic)
+        tile = assigned_tile(assignment.mTiles, heads_k, assignment.seqlens, descending)
+        sequence = tile.sequence
         return KeyTile(
-            n_block=n_block,
-            head_k=head_k,
-            batch=batch,
-            group=group,
-            queries=query_block_range(n_block, seqlens, config.tile_m, config.tile_n, self.causal),
-            seqlens=seqlens,
+            n_block=tile.block,
+            head_k=tile.head,
+            group=heads_q // heads_k,
+            queries=query_block_range(
+                tile.block, sequence.seqlens, band, config.tile_m, config.tile_n
+            ),
+            sequence=sequence,
+            first_padded_block=first_padded_block(sequence, self.packed, config.tile_m),
         )

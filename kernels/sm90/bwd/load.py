@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 from hopperflash.plan.config import BackwardConfig
 
 from ...common.key_tile import KeyTile
+from ...common.sequence import Rows
 from .. import tma
 from .storage import Pipelines, SmemTensors
 
@@ -21,12 +22,13 @@ class LoadContext:
     """What the producer needs for one key tile."""
 
     config: Constexpr[BackwardConfig]
+    packed: Constexpr[bool]
     tma_Q: tma.TmaTensor  # (seqlen_q, head_dim, heads_q, batch)
     tma_K: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
     tma_V: tma.TmaTensor  # (seqlen_k, head_dim_v, heads_k, batch)
     tma_dO: tma.TmaTensor  # (seqlen_q, head_dim_v, heads_q, batch)
-    mLSE: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32, base 2
-    mDelta: cute.Tensor  # (batch, heads_q, padded seqlen_q) fp32
+    mLSE: cute.Tensor  # (batch, heads_q, padded rows) fp32, base 2
+    mDelta: cute.Tensor  # (batch, heads_q, padded rows) fp32
     smem: SmemTensors
     pipelines: Pipelines
     tile: KeyTile
@@ -52,14 +54,15 @@ def load(ctx: LoadContext):
 @cute.jit
 def load_keys(ctx: LoadContext):
     """K and V of the CTA's key tile, on one barrier."""
-    config, tile = ctx.config, ctx.tile
+    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    keys = Rows(sequence.k.first, sequence.seqlens.k)
     gK = cute.local_tile(
-        ctx.tma_K.tensor[None, None, tile.head_k, tile.batch],
+        tma.head_rows(ctx.tma_K, tile.head_k, sequence.batch, keys, ctx.packed),
         (config.tile_n, config.head_dim),
         (tile.n_block, 0),
     )
     gV = cute.local_tile(
-        ctx.tma_V.tensor[None, None, tile.head_k, tile.batch],
+        tma.head_rows(ctx.tma_V, tile.head_k, sequence.batch, keys, ctx.packed),
         (config.tile_n, config.head_dim_v),
         (tile.n_block, 0),
     )
@@ -81,19 +84,20 @@ def load_queries(
     state_dO: pipeline.PipelineState,
 ):
     """Q, LSE, dO and delta of the query tiles of one head."""
-    config, tile = ctx.config, ctx.tile
+    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    queries = Rows(sequence.q.first, sequence.seqlens.q)
     gQ = cute.local_tile(
-        ctx.tma_Q.tensor[None, None, head, tile.batch],
+        tma.head_rows(ctx.tma_Q, head, sequence.batch, queries, ctx.packed),
         (config.tile_m, config.head_dim),
         (None, 0),
     )  # (tile_m, head_dim, query_blocks)
     gdO = cute.local_tile(
-        ctx.tma_dO.tensor[None, None, head, tile.batch],
+        tma.head_rows(ctx.tma_dO, head, sequence.batch, queries, ctx.packed),
         (config.tile_m, config.head_dim_v),
         (None, 0),
     )  # (tile_m, head_dim_v, query_blocks)
-    gLSE = cute.local_tile(ctx.mLSE[tile.batch, head, None], (config.tile_m,), (None,))
-    gDelta = cute.local_tile(ctx.mDelta[tile.batch, head, None], (config.tile_m,), (None,))
+    gLSE = cute.local_tile(ctx.mLSE[sequence.batch, head, None], (config.tile_m,), (None,))
+    gDelta = cute.local_tile(ctx.mDelta[sequence.batch, head, None], (config.tile_m,), (None,))
     tQsQ, tQgQ = tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
     tdOsdO, tdOgdO = tma.partition(ctx.tma_dO, ctx.smem.sdO, gdO)
     ring_Q, ring_dO = ctx.pipelines.Q, ctx.pipelines.dO
@@ -106,7 +110,8 @@ def load_queries(
             tQsQ[None, state_Q.index],
             tma_bar_ptr=barrier_Q,
         )
-        copy_statistic(gLSE[None, m_block], ctx.smem.sLSE[None, state_Q.index], barrier_Q)
+        padded_block = tile.first_padded_block + m_block
+        copy_statistic(gLSE[None, padded_block], ctx.smem.sLSE[None, state_Q.index], barrier_Q)
         ring_dO.producer_acquire(state_dO)
         barrier_dO = ring_dO.producer_get_barrier(state_dO)
         cute.copy(
@@ -115,7 +120,11 @@ def load_queries(
             tdOsdO[None, state_dO.index],
             tma_bar_ptr=barrier_dO,
         )
-        copy_statistic(gDelta[None, m_block], ctx.smem.sDelta[None, state_dO.index], barrier_dO)
+        copy_statistic(
+            gDelta[None, padded_block],
+            ctx.smem.sDelta[None, state_dO.index],
+            barrier_dO,
+        )
         state_Q.advance()
         state_dO.advance()
     return state_Q, state_dO

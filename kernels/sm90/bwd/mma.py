@@ -10,7 +10,7 @@ dK  += dS^T Q
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -19,7 +19,8 @@ from cutlass.cute.nvgpu import warpgroup
 
 from hopperflash.plan.config import BackwardConfig, POperand
 
-from ...common import gradients
+from ...common import gradients, softmax
+from ...common.band import Band
 from ...common.key_tile import KeyTile
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
@@ -27,8 +28,7 @@ from .. import copies, wgmma
 from .storage import Barrier, Pipelines, SmemTensors
 
 
-@dataclass(frozen=True)
-class TiledMmas:
+class TiledMmas(NamedTuple):
     """One tiled MMA for each shape of result."""
 
     St: cute.TiledMma  # (tile_n, tile_m): S^T and dP^T
@@ -42,13 +42,14 @@ class MmaContext:
     """What a consumer warpgroup needs for one key tile."""
 
     config: Constexpr[BackwardConfig]
-    causal: Constexpr[bool]
+    band: Band
+    capped: Constexpr[bool]
     mmas: TiledMmas
     smem: SmemTensors
     pipelines: Pipelines
     tile: KeyTile
     consumer_tidx: Int32
-    scale_log2: Float32
+    scales: softmax.Scales
 
 
 @dataclass(frozen=True)
@@ -73,24 +74,30 @@ class Fragments:
 def mma(ctx: MmaContext):
     """Returns (acc_dK, acc_dV), without the softmax scale.
 
-    Query tiles that need a mask come first, then a loop without one; for every head of the group.
+    For every head of the group: query tiles that meet the diagonal need a mask, those inside do
+    not, and those at a window's far edge do.
     """
-    config, tile = ctx.config, ctx.tile
+    config, tile, queries = ctx.config, ctx.tile, ctx.tile.queries
     fragments = make_fragments(ctx)
     state_Q = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, config.stages_q)
     state_dO = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, config.stages_do)
-    if tile.queries.begin < tile.queries.end:
+    if queries.begin < queries.end:
         state_KV = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
         ctx.pipelines.KV.consumer_wait(state_KV)
     for _ in cutlass.range(tile.group, unroll=1):
-        for m_block in cutlass.range(tile.queries.begin, tile.queries.unmasked, unroll=1):
+        for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
             state_Q, state_dO = one_query_block(
                 ctx, fragments, (state_Q, state_dO), m_block, masked=True
             )
-        for m_block in cutlass.range(tile.queries.unmasked, tile.queries.end, unroll=1):
+        for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
             state_Q, state_dO = one_query_block(
                 ctx, fragments, (state_Q, state_dO), m_block, masked=False
             )
+        if cutlass.const_expr(ctx.band.window):
+            for m_block in cutlass.range(queries.unmasked_end, queries.end, unroll=1):
+                state_Q, state_dO = one_query_block(
+                    ctx, fragments, (state_Q, state_dO), m_block, masked=True
+                )
     return fragments.acc_dK, fragments.acc_dV
 
 
@@ -164,6 +171,8 @@ def one_query_block(
     )
 
     warpgroup.wait_group(1)
+    if cutlass.const_expr(ctx.capped):
+        softmax.cap_scores(mn_view(acc_S), ctx.scales)
     if cutlass.const_expr(masked):
         mask_transposed_scores(
             acc_S,
@@ -172,13 +181,14 @@ def one_query_block(
             mmas.St.get_slice(0),
             m_block * config.tile_m,
             ctx.tile.n_block * config.tile_n,
-            ctx.tile.seqlens,
-            ctx.causal,
+            ctx.tile.sequence.seqlens,
+            ctx.band,
         )
-    gradients.probabilities(mn_view(acc_S), tScSt_mn, ctx.smem.sLSE[None, stage_Q], ctx.scale_log2)
+    sLSE, sDelta = ctx.smem.sLSE[None, stage_Q], ctx.smem.sDelta[None, stage_dO]
+    gradients.probabilities(mn_view(acc_S), tScSt_mn, sLSE, ctx.scales.log2)
     warpgroup.wait_group(0)
     gradients.score_gradients(
-        mn_view(acc_S), mn_view(acc_dP), tScSt_mn, ctx.smem.sDelta[None, stage_dO]
+        mn_view(acc_S), mn_view(acc_dP), tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped
     )
     tdVrPt, tdKrdSt = operands_from_scores(ctx, fragments, acc_S, acc_dP)
 

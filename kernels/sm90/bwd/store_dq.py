@@ -14,7 +14,9 @@ from cutlass import Constexpr, pipeline
 from hopperflash.plan.config import BackwardConfig
 
 from ...common import turns
+from ...common.band import Band
 from ...common.key_tile import KeyTile
+from ...common.sequence import Rows
 from .. import tma
 from .mma import consumer_threads
 from .storage import Barrier, SmemTensors
@@ -25,7 +27,8 @@ class StoreContext:
     """Where the store warp adds the dQ tiles of one key tile."""
 
     config: Constexpr[BackwardConfig]
-    causal: Constexpr[bool]
+    packed: Constexpr[bool]
+    band: Band
     tma_dQ: tma.TmaTensor  # (seqlen_q, head_dim, heads_q, batch) fp32
     mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
     smem: SmemTensors
@@ -35,14 +38,15 @@ class StoreContext:
 @cute.jit
 def store_dQ(ctx: StoreContext):
     """Runs in one whole warp: dQ[m_block] += tile, for all query tiles in the consumers' order."""
-    config, tile = ctx.config, ctx.tile
+    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    queries = Rows(sequence.q.first, sequence.seqlens.q)
     threads = consumer_threads(config) + cute.arch.WARP_SIZE
     empty = pipeline.NamedBarrier(barrier_id=int(Barrier.DQ_EMPTY), num_threads=threads)
     full = pipeline.NamedBarrier(barrier_id=int(Barrier.DQ_FULL), num_threads=threads)
     for g in cutlass.range(tile.group, unroll=1):
         head = tile.head_k * tile.group + g
         gdQ = cute.local_tile(
-            ctx.tma_dQ.tensor[None, None, head, tile.batch],
+            tma.head_rows(ctx.tma_dQ, head, sequence.batch, queries, ctx.packed),
             (config.tile_m, config.head_dim),
             (None, 0),
         )  # (tile_m, head_dim, query_blocks)
@@ -52,10 +56,10 @@ def store_dQ(ctx: StoreContext):
             full.arrive_and_wait()
             counter = ctx.mTurn.iterator
             if cutlass.const_expr(config.deterministic):
-                counter = cute.domain_offset((tile.batch, head, m_block), ctx.mTurn).iterator
+                place = (sequence.batch, head, tile.first_padded_block + m_block)
+                counter = cute.domain_offset(place, ctx.mTurn).iterator
                 turns.wait_for_turn(
-                    counter,
-                    turns.turn_of(tile, m_block, config.tile_m, config.tile_n, ctx.causal),
+                    counter, turns.turn_of(tile, m_block, ctx.band, config.tile_m, config.tile_n)
                 )
                 # The additions go through the async proxy.
                 cute.arch.fence_proxy("async.global")

@@ -43,48 +43,82 @@ def epilogue(ctx: EpilogueContext, acc_O: cute.Tensor, stats: softmax.RowStats):
     inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
     lse = cute.make_rmem_tensor_like(stats.row_sum)
     softmax.finish_rows(stats, inverse_sum, lse, ctx.scale)
-    sequence, first_row = ctx.tile.sequence, ctx.tile.block * ctx.config.tile_m
-    cO = cute.make_identity_tensor((ctx.config.tile_m, ctx.config.head_dim_v))
+    config, sequence = ctx.config, ctx.tile.sequence
+    first_query = ctx.tile.block * config.queries
+    cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
     thr_mma = ctx.mma_O.get_slice(ctx.consumer_tidx)
     if cutlass.const_expr(ctx.packed):
-        row_statistics.empty_rows((inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_row)
+        row_statistics.empty_rows(
+            (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_query, config.group
+        )
     softmax.rescale_rows(mn_view(acc_O), inverse_sum)
-    gLSE = sequence_statistic(ctx.mLSE, ctx.tile.head, sequence.batch, sequence.q)
-    row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_row)
+    gLSE = sequence_statistic(ctx.mLSE, ctx.tile.head, sequence.batch, sequence.q, config.group)
+    row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_query)
     store_output(ctx, acc_O)
 
 
 @cute.jit
 def store_output(ctx: EpilogueContext, acc_O: cute.Tensor):
-    """A warpgroup overwrites its own rows of Q, which only its own finished GEMMs have read."""
+    """A warpgroup overwrites its own rows of Q, which only its own finished GEMMs have read.
+
+    It stores them alone, unless rows are of several heads: those of one query must go together.
+    """
     config = ctx.config
     if cutlass.const_expr(not ctx.own_rows):
-        pipeline.NamedBarrier(
-            barrier_id=_ALL_CONSUMERS,
-            num_threads=config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP,
-        ).arrive_and_wait()
-    sO = ctx.smem.sO[None, None, 0]
-    copies.store_converted(ctx.mma_O, acc_O, sO, ctx.consumer_tidx)
-
-    warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
-    # The TMA store reads through the async proxy what all four warps wrote.
+        consumers_barrier(config).arrive_and_wait()
+    copies.store_converted(ctx.mma_O, acc_O, ctx.smem.sO[None, None, 0], ctx.consumer_tidx)
+    # The TMA store reads through the async proxy what all its warps wrote.
     cute.arch.fence_view_async_shared()
-    pipeline.NamedBarrier(
-        barrier_id=_FIRST_WARPGROUP + warpgroup_idx, num_threads=wgmma.THREADS_PER_WARPGROUP
-    ).arrive_and_wait()
+    warp_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // cute.arch.WARP_SIZE)
+    warps = wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE
+    if cutlass.const_expr(config.group > 1):
+        consumers_barrier(config).arrive_and_wait()
+        if warp_idx == 0:
+            store_tile(ctx.tma_O, *heads_tile(ctx))
+    else:
+        warpgroup_idx = warp_idx // warps
+        pipeline.NamedBarrier(
+            barrier_id=_FIRST_WARPGROUP + warpgroup_idx, num_threads=wgmma.THREADS_PER_WARPGROUP
+        ).arrive_and_wait()
+        tOsO, tOgO = warpgroup_tile(ctx, warpgroup_idx)
+        if warp_idx % warps == 0:
+            store_tile(ctx.tma_O, tOsO, tOgO)
 
+
+def consumers_barrier(config: ForwardConfig) -> pipeline.NamedBarrier:
+    """Of all consumer warpgroups."""
+    threads = config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP
+    return pipeline.NamedBarrier(barrier_id=_ALL_CONSUMERS, num_threads=threads)
+
+
+def warpgroup_tile(ctx: EpilogueContext, warpgroup_idx: Int32) -> tuple[cute.Tensor, cute.Tensor]:
+    """Shared and global O of a warpgroup's rows."""
+    config, sequence = ctx.config, ctx.tile.sequence
     rows = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)
-    sequence = ctx.tile.sequence
     gO = cute.local_tile(
         tma.head_rows(ctx.tma_O, ctx.tile.head, sequence.batch, sequence.q, ctx.packed),
         rows,
         (ctx.tile.block * config.consumer_warpgroups + warpgroup_idx, 0),
     )
-    tOsO, tOgO = tma.partition(ctx.tma_O, cute.local_tile(sO, rows, (warpgroup_idx, 0)), gO)
-    warp_in_warpgroup = cute.arch.make_warp_uniform(
-        ctx.consumer_tidx % wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE
+    sO = cute.local_tile(ctx.smem.sO[None, None, 0], rows, (warpgroup_idx, 0))
+    return tma.partition(ctx.tma_O, sO, gO)
+
+
+def heads_tile(ctx: EpilogueContext) -> tuple[cute.Tensor, cute.Tensor]:
+    """Shared and global O of the queries of a tile, for all heads of its group."""
+    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    gO = cute.local_tile(
+        tma.heads_rows(ctx.tma_O, sequence.batch, sequence.q, ctx.packed),
+        (config.group, config.queries, config.head_dim_v),
+        (tile.head, tile.block, 0),
     )
-    if warp_in_warpgroup == 0:
-        cute.copy(ctx.tma_O.atom, tOsO, tOgO)
-        cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    sO = ctx.smem.sO_box[None, None, None, 0]
+    return tma.partition(ctx.tma_O, sO, gO, tile_modes=3)
+
+
+@cute.jit
+def store_tile(tma_O: tma.TmaTensor, tOsO: cute.Tensor, tOgO: cute.Tensor):
+    """By one warp, which waits until the memory has been read."""
+    cute.copy(tma_O.atom, tOsO, tOgO)
+    cute.arch.cp_async_bulk_commit_group()
+    cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -39,6 +39,7 @@ from .epilogue import EpilogueContext, epilogue
 from .load import LoadContext, load
 from .mma import MmaContext, mma
 from .storage import (
+    SmemLayouts,
     make_pipelines,
     rows_of_O_are_rows_of_Q,
     smem_layouts,
@@ -97,22 +98,16 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         mma_O = wgmma.tiled_mma(
             dtype, (config.tile_m, config.head_dim_v), p_source, OperandMajorMode.MN
         )
-        rows_of_warpgroup = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)
+        tma_Q, tma_O = self.query_atoms(mQ, mO, layouts)
         kernel_operands = KernelOperands(
-            tma_Q=tma.load_atom(
-                tma.sequence_major(mQ, packed), layouts.Q, (config.tile_m, config.head_dim)
-            ),
+            tma_Q=tma_Q,
             tma_K=tma.load_atom(
                 tma.sequence_major(mK, packed), layouts.K, (config.tile_n, config.head_dim)
             ),
             tma_Vt=tma.load_atom(
                 tma.feature_major(mV, packed), layouts.Vt, (config.head_dim_v, config.tile_n)
             ),
-            tma_O=tma.store_atom(
-                tma.sequence_major(mO, packed),
-                wgmma.row_slice(layouts.O, rows_of_warpgroup),
-                rows_of_warpgroup,
-            ),
+            tma_O=tma_O,
             mLSE=mLSE,
         )
         batch, seqlen_q, heads_q, _ = mQ.shape
@@ -127,11 +122,44 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
             mma_S,
             mma_O,
         ).launch(
-            grid=self.grid(mTiles, cute.ceil_div(seqlen_q, config.tile_m), heads_q, batch),
+            grid=self.grid(
+                mTiles, cute.ceil_div(seqlen_q, config.queries), heads_q // config.group, batch
+            ),
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             stream=stream,
+        )
+
+    def query_atoms(
+        self, mQ: cute.Tensor, mO: cute.Tensor, layouts: SmemLayouts
+    ) -> tuple[tma.TmaTensor, tma.TmaTensor]:
+        """How Q comes and O goes: a tile of one head, O by warpgroups; or the heads of a group."""
+        config = self.config
+        if config.group > 1:
+            box = (config.group, config.queries)
+            return (
+                tma.load_atom(
+                    tma.head_major(mQ, self.packed),
+                    cute.select(layouts.Q_box, mode=[0, 1, 2]),
+                    (*box, config.head_dim),
+                ),
+                tma.store_atom(
+                    tma.head_major(mO, self.packed),
+                    cute.select(layouts.O_box, mode=[0, 1, 2]),
+                    (*box, config.head_dim_v),
+                ),
+            )
+        rows_of_warpgroup = (wgmma.ROWS_PER_WARPGROUP, config.head_dim_v)
+        return (
+            tma.load_atom(
+                tma.sequence_major(mQ, self.packed), layouts.Q, (config.tile_m, config.head_dim)
+            ),
+            tma.store_atom(
+                tma.sequence_major(mO, self.packed),
+                wgmma.row_slice(layouts.O, rows_of_warpgroup),
+                rows_of_warpgroup,
+            ),
         )
 
     @cute.kernel
@@ -152,8 +180,10 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 cpasync.prefetch_descriptor(tma_X.atom)
         band = self.band(*window)
         # Causal tiles near the end see the most keys: start them first.
-        tile = assigned_tile(mTiles, heads[0], seqlens, descending=band.causal)
-        context = (tensors, tile, tile.head // (heads[0] // heads[1]), band, scales, mma_S, mma_O)
+        tile_heads = heads[0] // self.config.group
+        tile = assigned_tile(mTiles, tile_heads, seqlens, descending=band.causal)
+        head_k = tile.head // (tile_heads // heads[1])
+        context = (tensors, tile, head_k, band, scales, mma_S, mma_O)
         if cutlass.const_expr(self.packed):
             if tile.block >= 0:
                 self.compute_tile(*context)
@@ -183,7 +213,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
 
         blocks = key_block_range(
-            tile.block, tile.sequence.seqlens, band, config.tile_m, config.tile_n
+            tile.block, tile.sequence.seqlens, band, config.queries, config.tile_n
         )
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)

@@ -32,18 +32,31 @@ class LoadContext:
     blocks: BlockRange
 
 
+def query_tile(ctx: LoadContext) -> tuple[cute.Tensor, cute.Tensor]:
+    """Shared (TMA, 1) and global (TMA,) Q: of one head, or of all heads of a group."""
+    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    rows = Rows(sequence.q.first, sequence.seqlens.q)
+    if config.group > 1:
+        gQ = cute.local_tile(
+            tma.heads_rows(ctx.tma_Q, sequence.batch, rows, ctx.packed),
+            (config.group, config.queries, config.head_dim),
+            (tile.head, tile.block, 0),
+        )
+        return tma.partition(ctx.tma_Q, ctx.smem.sQ_box, gQ, tile_modes=3)
+    gQ = cute.local_tile(
+        tma.head_rows(ctx.tma_Q, tile.head, sequence.batch, rows, ctx.packed),
+        (config.tile_m, config.head_dim),
+        (tile.block, 0),
+    )
+    return tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
+
+
 @cute.jit
 def load(ctx: LoadContext):
     """Runs in one whole warp; the TMA copies elect their own lane."""
     config, blocks = ctx.config, ctx.blocks
     sequence, batch = ctx.tile.sequence, ctx.tile.sequence.batch
-    queries = Rows(sequence.q.first, sequence.seqlens.q)
     keys = Rows(sequence.k.first, sequence.seqlens.k)
-    gQ = cute.local_tile(
-        tma.head_rows(ctx.tma_Q, ctx.tile.head, batch, queries, ctx.packed),
-        (config.tile_m, config.head_dim),
-        (ctx.tile.block, 0),
-    )  # (tile_m, head_dim)
     gK = cute.local_tile(
         tma.head_rows(ctx.tma_K, ctx.head_k, batch, keys, ctx.packed),
         (config.tile_n, config.head_dim),
@@ -54,7 +67,7 @@ def load(ctx: LoadContext):
         (config.head_dim_v, config.tile_n),
         (0, None),
     )  # (head_dim_v, tile_n, key_blocks)
-    tQsQ, tQgQ = tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
+    tQsQ, tQgQ = query_tile(ctx)
     tKsK, tKgK = tma.partition(ctx.tma_K, ctx.smem.sK, gK)
     tVsV, tVgV = tma.partition(ctx.tma_Vt, ctx.smem.sVt, gVt)
 

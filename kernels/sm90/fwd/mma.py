@@ -215,7 +215,7 @@ def mask_block(ctx: MmaContext, acc_S: cute.Tensor, n_block: Int32):
         cute.make_identity_tensor((config.tile_m, config.tile_n)),
         ctx.mma_S.get_slice(ctx.consumer_tidx),
         ctx.mma_S.get_slice(0),
-        ctx.m_block * config.tile_m,
+        ctx.m_block * config.queries,
         n_block * config.tile_n,
         ctx.seqlens,
         ctx.band,

@@ -24,16 +24,20 @@ class SmemLayouts:
     K: Any  # (tile_n, head_dim, stages)
     Vt: Any  # (head_dim_v, tile_n, stages)
     O: Any  # (tile_m, head_dim_v, 1)  # noqa: E741
+    Q_box: Any  # of several heads (heads, queries, head_dim, 1), else Q
+    O_box: Any  # of several heads (heads, queries, head_dim_v, 1), else O
     P: Any  # (tile_m, tile_n, 1) or None
 
 
 class SmemTensors(NamedTuple):
     """The operands in shared memory."""
 
-    sQ: cute.Tensor
+    sQ: cute.Tensor  # (tile_m, head_dim, 1)
+    sQ_box: cute.Tensor  # the part that TMA fills: of several heads (heads, queries, head_dim, 1)
     sK: cute.Tensor
     sVt: cute.Tensor
-    sO: cute.Tensor
+    sO: cute.Tensor  # (tile_m, head_dim_v, 1)
+    sO_box: cute.Tensor  # the part that TMA stores, likewise
     sP: Any  # cute.Tensor or None
 
 
@@ -50,11 +54,20 @@ def smem_layouts(config: ForwardConfig, dtype: type[cutlass.Numeric]) -> SmemLay
     k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
     stages = config.stages_kv
     shared_P = config.p_operand is POperand.SHARED
+    Q = wgmma.smem_layout(dtype, (config.tile_m, config.head_dim), 1, k_major)
+    O = wgmma.smem_layout(dtype, (config.tile_m, config.head_dim_v), 1, k_major)  # noqa: E741
+
+    def box(layout: Any) -> Any:
+        grouped = config.group > 1
+        return wgmma.heads_view(layout, config.group, config.queries) if grouped else layout
+
     return SmemLayouts(
-        Q=wgmma.smem_layout(dtype, (config.tile_m, config.head_dim), 1, k_major),
+        Q=Q,
         K=wgmma.smem_layout(dtype, (config.tile_n, config.head_dim), stages, k_major),
         Vt=wgmma.smem_layout(dtype, (config.head_dim_v, config.tile_n), stages, mn_major),
-        O=wgmma.smem_layout(dtype, (config.tile_m, config.head_dim_v), 1, k_major),
+        O=O,
+        Q_box=box(Q),
+        O_box=box(O),
         P=wgmma.smem_layout(dtype, (config.tile_m, config.tile_n), 1, k_major)
         if shared_P
         else None,
@@ -99,9 +112,11 @@ def smem_tensors(storage: Any, layouts: SmemLayouts) -> SmemTensors:
 
     return SmemTensors(
         sQ=view(storage.sQO, layouts.Q),
+        sQ_box=view(storage.sQO, layouts.Q_box),
         sK=view(storage.sK, layouts.K),
         sVt=view(storage.sV, layouts.Vt),
         sO=view(storage.sQO, layouts.O),
+        sO_box=view(storage.sQO, layouts.O_box),
         sP=None if layouts.P is None else view(storage.sP, layouts.P),
     )
 
@@ -116,17 +131,18 @@ def make_pipelines(
     )
 
     def ring(barriers: Any, layout: Any, stages: int) -> pipeline.PipelineTmaAsync:
+        tile_modes = list(range(cute.rank(layout) - 1))
         return pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers.data_ptr(),
             num_stages=stages,
             producer_group=producer,
             consumer_group=consumers,
-            tx_count=cute.size_in_bytes(dtype, cute.select(layout, mode=[0, 1])),
+            tx_count=cute.size(cute.select(layout, mode=tile_modes)) * dtype.width // 8,
             defer_sync=True,
         )
 
     return Pipelines(
-        Q=ring(storage.barriers_Q, layouts.Q, 1),
+        Q=ring(storage.barriers_Q, layouts.Q_box, 1),
         K=ring(storage.barriers_K, layouts.K, config.stages_kv),
         V=ring(storage.barriers_V, layouts.Vt, config.stages_kv),
     )
