@@ -29,21 +29,22 @@ def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig
 
 
 def folding_pays(problem: AttnProblem, tile_m: int) -> bool:
-    """Whether tiles of all heads of a group are fewer than those of one head each.
+    """Whether tiles of all heads of a group are fewer by a tenth than those of one head each.
 
-    Of packed sequences only the mean length is known. More tiles are more tensor work, and each
-    reads the keys anew.
+    Of packed sequences only the mean length is known. Tiles are tensor work, and each reads the
+    keys anew. The margin keeps long sequences of any length with one kernel.
     """
     p = problem
     if p.group == 1 or p.group > tile_m:
         return False
     queries = p.seqlen_q if p.sequences is None else p.seqlen_q // max(1, p.sequences)
     folded = -(-queries // (tile_m // p.group))
-    return folded < p.group * -(-queries // tile_m)
+    return 10 * folded <= 9 * p.group * -(-queries // tile_m)
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:
-    tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
+    capped = problem.softcap > 0.0
+    tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
     return backward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
 
 

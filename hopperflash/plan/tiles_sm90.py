@@ -50,6 +50,7 @@ class BackwardTile:
     key_warpgroups: int
     stages: int
     source: str
+    capped: bool = True
 
 
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED
@@ -68,7 +69,8 @@ FORWARD_TILES = (
 )
 
 BACKWARD_TILES = (
-    BackwardTile(64, 64, ANY, 128, 128, 2, 2, "FA3 and FA4"),
+    BackwardTile(64, 64, ANY, 128, 128, 2, 2, "FA3 and FA4", capped=False),
+    BackwardTile(64, 64, ANY, 64, 128, 2, 2, "a cap's slope would spill at 128 queries"),
     BackwardTile(96, 96, ANY, 64, 128, 2, 2, "FA3 and FA4; 128 queries would need 248 registers"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
     BackwardTile(192, 192, ANY, 64, 64, 1, 2, "128 keys would need 296 registers"),
@@ -88,9 +90,12 @@ def forward_tile(
     return first_that_holds(rows, head_dim, head_dim_v, mask_kind)
 
 
-def backward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> BackwardTile:
-    """The row for two head dims and a mask; LookupError where the table has none."""
-    return first_that_holds(BACKWARD_TILES, head_dim, head_dim_v, mask_kind)
+def backward_tile(
+    head_dim: int, head_dim_v: int, mask_kind: MaskKind, capped: bool = False
+) -> BackwardTile:
+    """The row for two head dims, a mask and a cap; LookupError where the table has none."""
+    rows = (row for row in BACKWARD_TILES if row.capped or not capped)
+    return first_that_holds(rows, head_dim, head_dim_v, mask_kind)
 
 
 def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> ForwardConfig:
