@@ -88,7 +88,7 @@ def result_reasons(results: Mapping[str, Tensor], operands: Mapping[str, Tensor]
         if result.is_neg():
             yield f"{name} is a lazily negated view: give memory that holds values as they are"
         for other, operand in (*operands.items(), *results.items()):
-            if operand is not result and _share_memory(result, operand):
+            if other != name and _share_memory(result, operand):
                 yield f"{name} shares memory with {other}: give memory of its own"
 
 
