@@ -148,7 +148,7 @@ def check(drawn: Drawn, arch: str) -> None:
     lengths, rows, totals = _packing(drawn)
     operands = _operands(drawn, rows, totals)
     views = {
-        name: LAYOUTS[layout](operands[name]).requires_grad_(f"d{name}" in gradients)
+        name: LAYOUTS[layout](operands[name].detach()).requires_grad_(f"d{name}" in gradients)
         for name, layout in zip(("q", "k", "v", "dout"), drawn.layouts, strict=True)
     }
     with nullcontext() if arch == "cpu" else hopperflash.emulate(arch, schedule="random") as run:
