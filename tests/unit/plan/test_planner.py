@@ -34,12 +34,12 @@ def test_hopper_forward(head_dim, causal):
     plan = make_plan(given, SM90)
     (call,) = plan.calls
     tile = tiles_sm90.forward_tile(head_dim, head_dim, given.mask.kind)
-    config = tiles_sm90.forward_config(tile, head_dim, head_dim)
+    config = replace(tiles_sm90.forward_config(tile, head_dim, head_dim), group=3)
     assert plan.backend == "sm90"
     assert call.spec.config == config
     assert call.spec.signature == given.signature
     assert call.spec.target == "sm_90a"
-    assert call.grid == (-(-1000 // config.tile_m), 6, 3)
+    assert call.grid == (-(-1000 // (config.tile_m // 3)), 2, 3)
     assert plan.copies == plan.workspaces == ()
     assert plan.results == (
         Buffer("out", (3, 1000, 6, head_dim), "bfloat16"),
