@@ -105,8 +105,8 @@ def supports(
 ) -> Support:
     """Whether `flash_attn_func` takes these arguments, and every reason where it does not.
 
-    `arch`, such as "sm_90a", defaults to that of the tensors' device; with `backend` only that one
-    is asked.
+    `arch`, such as "sm_90a", defaults to that of the tensors' device; where it is given, tensors of
+    the meta device will do. With `backend` only that one is asked.
     """
     try:
         problem, spec, backend = _problem(q, k, v, arch, backend, **options)
@@ -127,8 +127,8 @@ def make_plan(
 ) -> LaunchPlan:
     """What `flash_attn_func` would run, as data: backend, kernels, tiles, grid, copies and why.
 
-    Only shapes, dtypes, strides and alignment of the tensors are read. Raises as
-    `flash_attn_func` does.
+    Only shapes, dtypes, strides and alignment of the tensors are read; where `arch` is given,
+    tensors of the meta device, which take no memory, will do. Raises as `flash_attn_func` does.
     """
     problem, spec, backend = _problem(q, k, v, arch, backend, **options)
     return plan.make_plan(problem, spec, direction, backend)
@@ -156,7 +156,8 @@ def _problem(
     """The problem, the architecture to plan for, and the backend that was asked for, if one was."""
     alibi = options.pop("alibi_slopes", None) is not None
     options.pop("return_lse", None)  # the LSE is always computed
-    q_facts, k_facts, v_facts = (tensors.facts(t) for t in tensors.accept(q=q, k=k, v=v))
+    operands = tensors.accept(meta=arch is not None, q=q, k=k, v=v)
+    q_facts, k_facts, v_facts = (tensors.facts(operand) for operand in operands)
     problem = build_problem(q_facts, k_facts, v_facts, AttnOptions(alibi=alibi, **options))
     backend = backend or preference.preferred()
     return problem, device.target_arch(q.device, arch, backend), backend

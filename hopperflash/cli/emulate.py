@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hopperflash.cli.explain import window_of
-from hopperflash.cli.options import SizeOptions, Sizes, command, flag
+from hopperflash.cli.options import Seed, SizeOptions, Sizes, command, flag
 from hopperflash.cli.output import WRONG, Stages, print_json, stages, stderr, stdout
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 
@@ -28,7 +28,7 @@ class EmulateOptions(SizeOptions):
     arch: Annotated[str, flag("Target, such as sm_90a.")] = "sm_90a"
     direction: Annotated[str, flag("forward; the backward comes next.")] = "forward"
     schedule: Annotated[str, flag("When asynchronous work lands: eager, lazy, random.")] = "lazy"
-    seed: Annotated[int, flag("Of the random inputs and the random schedule.")] = 0
+    seed: Seed = 0
     json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
 
 

@@ -14,19 +14,21 @@ from hopperflash.problem import OperandFacts
 _MAX_ALIGNMENT = 128
 
 
-def accept(**operands: object) -> tuple[Tensor, ...]:
+def accept(*, meta: bool = False, **operands: object) -> tuple[Tensor, ...]:
     """The operands as dense tensors; inside torch.autocast, fp32 ones in its dtype.
 
-    Raises `InvalidArgument` for what is not a dense tensor on a CPU or a CUDA GPU.
+    Raises `InvalidArgument` for what is not a dense tensor on a CPU or a CUDA GPU, or, where `meta`
+    allows it, on the meta device: enough to plan with, and never cast.
     """
     reasons, tensors = [], []
+    devices = ("cpu", "cuda", "meta") if meta else ("cpu", "cuda")
     for name, value in operands.items():
         if not isinstance(value, Tensor):
             reasons.append(f"{name} is a {type(value).__name__}: give a torch.Tensor")
         elif value.layout is not torch.strided:
             reasons.append(f"{name} has layout {value.layout}: give a dense tensor")
-        elif value.device.type not in ("cpu", "cuda"):
-            reasons.append(f"{name} is on {value.device}: give tensors on cpu or cuda")
+        elif value.device.type not in devices:
+            reasons.append(f"{name} is on {value.device}: give tensors on {' or '.join(devices)}")
         else:
             tensors.append(_concrete(value))
     if reasons:
@@ -38,7 +40,9 @@ def _concrete(tensor: Tensor) -> Tensor:
     # Kernels read memory as it lies, so a lazily negated view is made real.
     tensor = tensor.resolve_neg()
     device_type = tensor.device.type
-    if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device_type):
+    if tensor.dtype is not torch.float32 or tensor.is_meta:
+        return tensor
+    if not torch.is_autocast_enabled(device_type):
         return tensor
     return tensor.to(torch.get_autocast_dtype(device_type))
 
