@@ -76,6 +76,8 @@ class BackwardSm80:
         ).launch(
             grid=(cute.ceil_div(seqlen_k, self.config.tile_n), heads_k, batch),
             block=(self.config.threads, 1, 1),
+            # Otherwise ptxas may spill to fit a second CTA.
+            min_blocks_per_mp=1,
             stream=stream,
         )
 

@@ -77,6 +77,8 @@ class ForwardSm80:
         self.kernel(KernelOperands(mQ, mK, mV, mO, mLSE), softmax_scale).launch(
             grid=(cute.ceil_div(seqlen_q, self.config.tile_m), heads_q, batch),
             block=(self.config.threads, 1, 1),
+            # Otherwise ptxas may spill to fit a second CTA.
+            min_blocks_per_mp=1,
             stream=stream,
         )
 
