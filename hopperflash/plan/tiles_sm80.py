@@ -73,6 +73,7 @@ LARGE = TileTable(
         BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86; 245 registers"),
         BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16; 240 registers"),
         BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
+        BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16"),
         BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2; 241 registers"),
         BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
@@ -97,8 +98,10 @@ SMALL = TileTable(
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(96, 128, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB; 238 registers"),
-        BackwardTileSm80(192, 192, 32, 32, 4, 2, "the shared-memory limit; 255 registers"),
-        BackwardTileSm80(256, 256, 32, 32, 4, 2, "the shared-memory limit; 252 registers"),
+        BackwardTileSm80(256, 96, 32, 32, 4, 2, "8 warps cannot share 96 columns"),
+        BackwardTileSm80(96, 256, 32, 32, 4, 2, "8 warps cannot share 96 columns"),
+        BackwardTileSm80(192, 192, 32, 32, 8, 2, "the shared-memory limit; 208 registers"),
+        BackwardTileSm80(256, 256, 32, 32, 8, 2, "4 warps spill on sm_120; 224 registers"),
     ),
 )
 # Parts without a backend of their own (sm_100, sm_103), and sm_90 where it is asked for.
@@ -110,7 +113,7 @@ NEWER_LARGE = TileTable(
     backward=(
         *LARGE.backward[:3],
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills on sm_100"),
-        *LARGE.backward[4:],
+        *LARGE.backward[5:],
     ),
 )
 # sm_120, sm_121.

@@ -98,7 +98,8 @@ class BackwardSm80:
         )
         smem = self.allocate_smem()
         mmas = TiledMmas(
-            keys=tiled_mma(dtype, config.key_warps, config.warps // config.key_warps),
+            scores=tiled_mma(dtype, config.key_warps, config.key_shares, config.score_columns),
+            keys=tiled_mma(dtype, config.key_warps, config.key_shares),
             queries=tiled_mma(dtype, config.query_warps, config.warps // config.query_warps),
         )
         acc_dK, acc_dV = mainloop(

@@ -115,6 +115,18 @@ def test_backward_registers_by_hand():
     assert registers(SPLIT, SM80).phases[1].fragments[2:] == (("dS", 16), ("A", 4), ("B", 24))
 
 
+def test_eight_columns_of_scores_a_warp_are_enough():
+    """8 warps on a 32 x 32 tile: two along the keys, and each has a quarter of the 32 queries."""
+    config = BackwardConfigSm80(32, 32, 256, 256, warps=8, key_warps=2)
+    assert config.score_columns == 8
+    assert check(config, SM86, DType.BFLOAT16).reasons == ()
+    assert registers(config, SM86).phases[0].fragments[-1] == ("B", 2)
+    assert SPLIT.score_columns == BACKWARD.score_columns == 16
+    # 24 columns are neither one mma.sync nor pairs of them.
+    refused = check(replace(config, tile_m=96), SM80, DType.BFLOAT16).reasons
+    assert "tile_m 96 is not a multiple of 64: 4 warps" in " ".join(refused)
+
+
 def test_threads_share_the_register_file():
     assert registers(replace(FORWARD, warps=8), SM80).limit == 255
     assert registers(replace(FORWARD, warps=16), SM80).limit == 128
