@@ -93,8 +93,8 @@ SMALL = TileTable(
         ForwardTileSm80(256, 256, 64, 32, 4, False, "the shared-memory limit"),
     ),
     backward=(
-        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 254 registers"),
-        BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 136 registers"),
+        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 245 registers"),
+        BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 240 registers"),
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(96, 128, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB; 238 registers"),
