@@ -112,7 +112,9 @@ def concrete(tensor: Tensor) -> Tensor:
     # Kernels read memory as it lies, so a lazily negated view is made real.
     tensor = tensor.resolve_neg()
     device_type = tensor.device.type
-    if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device_type):
+    if tensor.dtype is not torch.float32 or tensor.is_meta:
+        return tensor
+    if not torch.is_autocast_enabled(device_type):
         return tensor
     return tensor.to(torch.get_autocast_dtype(device_type))
 
