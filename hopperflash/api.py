@@ -137,9 +137,8 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
             cu_seqlens_q[s] to cu_seqlens_q[s + 1] of q. Any may be empty.
         cu_seqlens_k: the same for k and v.
         max_seqlen_q, max_seqlen_k: for FlashAttention-2's signature, as int or 0-dim tensor. The
-            kernels read every length on the device, so no bound is needed and none is looked at.
-        seqused_q, seqused_k: (sequences,) how many of a sequence's rows, from its first, count;
-            default all.
+            kernels read every length on the device: no bound is looked at.
+        seqused_q, seqused_k: (sequences,) how many of a sequence's first rows count; default all.
 
     Returns:
         out (total_q, heads_q, head_dim_v); with `return_lse` also the LSE (heads_q, total_q). Rows

@@ -81,14 +81,16 @@ class Part:
         (config,) = (
             call.spec.config for call in self.plan.calls if isinstance(call.spec.config, MainConfig)
         )
-        tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
+        folded = config.group if isinstance(config, ForwardConfig) else 1
+        queries = config.tile_m // folded
+        tiling = Tiling(problem.seqlen_q, problem.seqlen_k, queries, config.tile_n)
         if isinstance(config, ForwardConfig | ForwardConfigSm80):
             totals = key_block_totals(problem.mask, tiling)
             columns = config.head_dim + config.head_dim_v
         else:
             totals = query_block_totals(problem.mask, tiling)
             columns = 3 * config.head_dim + 2 * config.head_dim_v
-        heads, executed = problem.batch * problem.heads_q, self.executed_flops
+        heads, executed = problem.batch * problem.heads_q // folded, self.executed_flops
         flops = 2 * config.tile_m * config.tile_n * columns
         return Tiles(
             planned=heads * totals.visited,

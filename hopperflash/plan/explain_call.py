@@ -43,7 +43,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     yield "registers", list(_registers(registers, config))
     yield "shared", _shared_memory(smem, plan.arch)
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
-        yield "grid", [_grid(call, plan, "query tiles", "heads")]
+        folded = isinstance(config, ForwardConfig) and config.group > 1
+        yield "grid", [_grid(call, plan, "query tiles", "key heads" if folded else "heads")]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
     yield "grid", [_grid(call, plan, "key tiles", "key heads")]
@@ -96,8 +97,11 @@ def _rowwise_grid(
 
 
 def _tile(config: MainConfig) -> str:
+    rows = f"{config.tile_m} queries"
+    if isinstance(config, ForwardConfig) and config.group > 1:
+        rows = f"{config.queries} queries of {config.group} heads"
     return (
-        f"{config.tile_m} queries x {config.tile_n} keys, head dims padded to"
+        f"{rows} x {config.tile_n} keys, head dims padded to"
         f" {config.head_dim} and {config.head_dim_v}"
     )
 
@@ -140,13 +144,17 @@ def _blocks(config: MainConfig, problem: AttnProblem) -> Iterator[str]:
     if problem.is_packed:
         yield "those with a visible pair, by the lengths of each sequence"
         return
-    tiling = Tiling(problem.seqlen_q, problem.seqlen_k, config.tile_m, config.tile_n)
     forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
+    folded = config.group if isinstance(config, ForwardConfig) else 1
+    queries = config.tile_m // folded
+    tiling = Tiling(problem.seqlen_q, problem.seqlen_k, queries, config.tile_n)
     totals = (key_block_totals if forward else query_block_totals)(problem.mask, tiling)
+    head = "key head" if folded > 1 else "head" if forward else "query head"
     yield (
-        f"per{'' if forward else ' query'} head: {totals.visited} visited"
+        f"per {head}: {totals.visited} visited"
         f" ({totals.unmasked} unmasked, {totals.masked} masked), {totals.skipped} skipped"
     )
     computed = totals.visited * config.tile_m * config.tile_n
     if computed:
-        yield f"{100 * problem.visible_pairs / computed:.1f} % of the computed scores are visible"
+        visible = folded * problem.visible_pairs
+        yield f"{100 * visible / computed:.1f} % of the computed scores are visible"

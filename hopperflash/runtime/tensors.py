@@ -23,14 +23,15 @@ def refuse(reasons: Sequence[str]) -> None:
         raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
 
 
-def operand_reasons(name: str, value: object) -> Iterator[str]:
-    """What keeps a value from being an operand."""
+def operand_reasons(name: str, value: object, *, meta: bool = False) -> Iterator[str]:
+    """What keeps a value from being an operand; one of the meta device is enough to plan with."""
+    devices = ("cpu", "cuda", "meta") if meta else ("cpu", "cuda")
     if not isinstance(value, Tensor):
         yield f"{name} is a {type(value).__name__}: give a torch.Tensor"
     elif value.layout is not torch.strided:
         yield f"{name} has layout {value.layout}: give a dense tensor"
-    elif value.device.type not in ("cpu", "cuda"):
-        yield f"{name} is on {value.device}: give tensors on cpu or cuda"
+    elif value.device.type not in devices:
+        yield f"{name} is on {value.device}: give tensors on {' or '.join(devices)}"
 
 
 def lengths_reasons(name: str, value: object) -> Iterator[str]:
@@ -88,7 +89,7 @@ def result_reasons(results: Mapping[str, Tensor], operands: Mapping[str, Tensor]
         if result.is_neg():
             yield f"{name} is a lazily negated view: give memory that holds values as they are"
         for other, operand in (*operands.items(), *results.items()):
-            if operand is not result and _share_memory(result, operand):
+            if other != name and _share_memory(result, operand):
                 yield f"{name} shares memory with {other}: give memory of its own"
 
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.support.drawn import Drawn, check, problems, variant_of
-from tests.support.kernels import runs
 
 pytestmark = pytest.mark.emulated
 
@@ -31,9 +30,6 @@ def _seeds() -> list[Any]:
 @pytest.mark.parametrize("seed", _seeds())
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a", "sm_80"])
 def test_problems_match_fp64(arch: str, seed: int, request: pytest.FixtureRequest) -> None:
-    if not runs(arch, "forward"):
-        pytest.skip(f"the kernels of {arch} do not import")
-
     @hypothesis.seed(seed)
     @settings(
         max_examples=DRAWS,

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from hopperflash.plan import arch_of, explain, make_plan
 from hopperflash.plan.budget import registers, shared_memory
-from hopperflash.problem import AttnOptions
-from tests.support.problems import Sizes, backward, facts, problem, with_operand
+from hopperflash.problem import AttnOptions, with_result
+from tests.support.problems import (
+    Sizes,
+    backward,
+    facts,
+    packed_problem,
+    problem,
+    with_operand,
+)
 
 SM90 = arch_of("sm_90a")
 
@@ -107,3 +114,59 @@ def test_empty_and_cpu_plans_are_explained():
     text = words(explain(make_plan(problem(device="cpu"), arch_of("cpu"), "backward")))
     assert "cpu taken: exact streaming attention in torch" in text
     assert "sm90 no: arch cpu has no wgmma" in text
+
+
+def test_windows_and_caps_are_explained():
+    options = AttnOptions(window_size=(256, 0), softcap=30.0)
+    given = problem(Sizes(1, 4096, 4096, 2, 2, 128), options)
+    text = words(explain(make_plan(given, SM90)))
+    assert "window (left 256, right 0) mask" in text
+    assert "softcap 30" in text
+    assert "visible pairs per head: 1,019,776 of 16,777,216 (6.1 %)" in text
+    assert "per head: 93 visited (31 unmasked, 62 masked), 931 skipped" in text
+    text = words(explain(make_plan(backward(given), SM90, "backward")))
+    assert "window (left 256, right 0) mask" in text
+    assert "per query head: " in text
+
+
+def test_packed_sequences_are_explained_without_their_lengths():
+    given = packed_problem(1000, 1200, 7, AttnOptions(causal=True), seqused=True)
+    plan = make_plan(given, SM90)
+    text = words(explain(plan))
+    tiles = (1000 + (7 + 2) * 191) // 192
+    for fact in (
+        "packed sequences: 7, 4 query heads over 2 key heads (group 2)",
+        "1000 rows of queries, 1200 of keys, head_dim 64",
+        "by the lengths, which only the device reads",
+        "TileTable for sm_90a",
+        "lists the tiles of 192 queries from the lengths, longest sequences first",
+        "a CTA of 256 threads for each of 1 tables",
+        f"at most {tiles} query tiles x 4 heads = {4 * tiles} CTAs",
+        "K/V blocks those with a visible pair, by the lengths of each sequence",
+        f"tiles_q ({tiles}, 8) int32",
+    ):
+        assert fact in text
+    assert "GFLOP" not in text
+    text = words(explain(make_plan(given, SM90, "backward")))
+    for fact in ("tiles of 128 keys", "each of 2 tables", "x 2 key heads = ", "tiles_k ("):
+        assert fact in text
+
+
+def test_folded_heads_are_explained():
+    text = words(explain(make_plan(problem(Sizes(1, 60, 1000, 6, 2, 128)), SM90)))
+    assert "queries of 3 heads x" in text
+    assert "2 query tiles x 2 key heads x 1 batch = 4 CTAs" in text
+    assert "per key head: " in text
+
+
+def test_results_that_cannot_be_written_in_place_are_named():
+    transposed = facts(2, 200, 4, 64, strides=(51200, 256, 1, 4))
+    plan = make_plan(with_result(problem(), "out", transposed), SM90)
+    assert (plan.copies, [copy.operand for copy in plan.copies_back]) == ((), ["out"])
+    assert "copies into out: last stride 4, TMA wants 1" in words(explain(plan))
+    heads_first = facts(2, 200, 4, 64, strides=(51200, 64, 12800, 1))
+    plan = make_plan(with_result(problem(), "out", heads_first), SM90)
+    assert plan.copies == plan.copies_back == ()
+    assert "copies none" in words(explain(plan))
+    on_cpu = make_plan(with_result(problem(), "out", heads_first), arch_of("cpu"))
+    assert "copies into out: torch computes it" in words(explain(on_cpu))
