@@ -235,8 +235,8 @@ def supports(
 ) -> Support:
     """Whether `flash_attn_func` takes these arguments, and every reason where it does not.
 
-    `arch`, such as "sm_90a", defaults to that of the tensors' device; with `backend` only that one
-    is asked.
+    `arch`, such as "sm_90a", defaults to that of the tensors' device; where it is given, tensors of
+    the meta device will do. With `backend` only that one is asked.
     """
     try:
         call = _planned(q, k, v, arch, direction, backend, options)

@@ -61,7 +61,8 @@ def accept(
     "lse", "dlse", and memory for "dq", "dk" and "dv". With one of `LENGTHS` they are packed.
     Raises `InvalidArgument` with every reason found.
     """
-    tensors.refuse([reason for item in given.items() for reason in _kind_reasons(*item)])
+    meta = arch is not None
+    tensors.refuse([reason for item in given.items() for reason in _kind_reasons(*item, meta)])
     found = {name: x for name, x in given.items() if isinstance(x, Tensor)}
     raw_lengths = {name: x for name, x in found.items() if name in LENGTHS}
     packed = any(name in given for name in LENGTHS)
@@ -109,11 +110,11 @@ def _strangers(operands: Mapping[str, Tensor], direction: Direction) -> list[str
     return [name for name in operands if direction == "forward" and name not in INPUTS]
 
 
-def _kind_reasons(name: str, value: object) -> list[str]:
+def _kind_reasons(name: str, value: object, meta: bool) -> list[str]:
     """What is not the kind of argument that its name says."""
     if name in MAX_SEQLENS:
         return list(tensors.max_seqlen_reasons(name, value))
     if name in LENGTHS:
         # Missing ones are refused with the rest that is wrong about lengths.
         return [] if value is None else list(tensors.lengths_reasons(name, value))
-    return list(tensors.operand_reasons(name, value))
+    return list(tensors.operand_reasons(name, value, meta=meta))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hopperflash.cli.options import SizeOptions, Sizes, command, flag
+from hopperflash.cli.options import Seed, SizeOptions, Sizes, command, flag
 from hopperflash.cli.output import WRONG, print_json, stages, stderr, stdout
 from hopperflash.errors import InvalidArgument
 
@@ -25,7 +25,7 @@ class DemoOptions(SizeOptions):
     input: Annotated[Path | None, flag(NEEDS_A_FILE, metavar="FILE.safetensors")] = None
     arch: Annotated[str, flag("Target; emulated unless a GPU of it is there.")] = "sm_90a"
     schedule: Annotated[str, flag("When asynchronous work lands: eager, lazy, random.")] = "lazy"
-    seed: Annotated[int, flag("Of the random inputs and the random schedule.")] = 0
+    seed: Seed = 0
     backward: Annotated[bool, flag("Also the gradients.", "--backward")] = False
     json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
 

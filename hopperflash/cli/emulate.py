@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hopperflash.cli.options import ProblemOptions, Sizes, command, flag
+from hopperflash.cli.options import ProblemOptions, Seed, Sizes, command, flag
 from hopperflash.cli.output import WRONG, Stages, print_json, stages, stderr, stdout
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 
@@ -25,7 +25,7 @@ class EmulateOptions(ProblemOptions):
     arch: Annotated[str, flag("Target, such as sm_90a.")] = "sm_90a"
     direction: Annotated[str, flag("forward, or backward after it.")] = "forward"
     schedule: Annotated[str, flag("When asynchronous work lands: eager, lazy, random.")] = "lazy"
-    seed: Annotated[int, flag("Of the random inputs and the random schedule.")] = 0
+    seed: Seed = 0
     json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
 
 

@@ -39,6 +39,11 @@ def size(help_text: str, default: int | str) -> Any:
     return typer.Option(help=help_text, min=1, show_default=str(default))
 
 
+# What torch.Generator takes as a signed seed, less the one that the gradients add.
+SEED_MAX = 2**63 - 2
+Seed = Annotated[int, flag("Of the random inputs and the random schedule.", min=0, max=SEED_MAX)]
+
+
 @dataclass(frozen=True)
 class SizeOptions:
     """Sizes of a dense problem; None where the user gave none."""

@@ -211,6 +211,8 @@ class ClusterScheduler:
 
     def _run(self, fragment: Fragment) -> None:
         segment = self.program.segments[fragment.at]
+        if segment.collective:
+            self._close_ranks(fragment)
         self._steps += 1
         fragment.ran = self._steps
         cta, threads = fragment.cta, fragment.threads
@@ -234,6 +236,19 @@ class ClusterScheduler:
             self._wake_yielded()
         self._leave(fragment, segment, gang, blocks if segment.blocking else None)
         self.machine.async_work.tick()
+
+    def _close_ranks(self, fragment: Fragment) -> None:
+        """Leave warps behind a gap to a fragment of their own, which runs on its own.
+
+        A collective operation takes every warp from the first to the last.
+        """
+        warps = self._warps(fragment)
+        behind = warps & warps + (warps & -warps) & fragment.threads
+        if behind:
+            fragment.threads &= ~behind
+            other = Fragment(fragment.cta, behind, fragment.at)
+            other.yielded, other.ran = fragment.yielded, fragment.ran
+            self.fragments.append(other)
 
     def _wake_yielded(self) -> None:
         for other in self.fragments:

@@ -56,7 +56,7 @@ def _cpu_supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) ->
     reasons = []
     if arch.name != "cpu":
         reasons.append(f"arch is {arch.name}, not cpu")
-    if problem.device != "cpu":
+    if problem.device not in ("cpu", "meta"):
         reasons.append(f"the tensors are on {problem.device}, not on the cpu")
     return Support.unless([*reasons, *unimplemented(problem)])
 

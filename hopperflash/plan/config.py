@@ -206,6 +206,11 @@ class BackwardConfigSm80:
         return self.warps // self.key_warps
 
     @property
+    def score_columns(self) -> int:
+        """Columns of S^T that a warp multiplies at a time: 16, or 8 where it has no more."""
+        return min(MMA_ROWS, self.tile_m // self.key_shares)
+
+    @property
     def query_warps(self) -> int:
         """Warps along the rows of dQ; the others split its columns."""
         return min(self.warps, self.tile_m // MMA_ROWS)

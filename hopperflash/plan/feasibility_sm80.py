@@ -13,6 +13,8 @@ from hopperflash.problem import DType
 
 # The K extent of mma.sync m16n8k16, and the columns that one ldmatrix fills two B operands with.
 MMA_STEP = 16
+# The columns of one mma.sync, where a warp has no more of S^T.
+MMA_COLUMNS = 8
 # Elements of a row that lie together in shared memory: the widest swizzle that divides it.
 SWIZZLE_WIDTHS = (64, 32, 16)
 VECTOR_ELEMENTS = 8
@@ -50,7 +52,9 @@ def _backward_shape_reasons(config: BackwardConfigSm80) -> Iterator[str]:
         yield f"{c.warps} warps do not divide by the {c.key_warps} stacked along the keys"
         return
     yield from _split("tile_n", c.tile_n, c.key_warps, "along the keys")
-    for name in ("tile_m", "head_dim", "head_dim_v"):
+    if c.tile_m != MMA_COLUMNS * c.key_shares:
+        yield from _split("tile_m", c.tile_m, c.key_shares)
+    for name in ("head_dim", "head_dim_v"):
         yield from _split(name, getattr(c, name), c.key_shares)
     if not c.query_warps or c.warps % c.query_warps or c.tile_m % (MMA_ROWS * c.query_warps):
         yield f"tile_m {c.tile_m}: {c.warps} warps cannot share {MMA_ROWS}s of its rows (dQ)"

@@ -24,6 +24,7 @@ def supports(
     backend: str | None = None,
 ) -> Support:
     """Whether some backend, or the one asked for, computes `problem`; else every reason by name."""
+    _check_request(direction, backend)
     answers = _ask(problem, arch, direction)
     asked = [(name, answer) for name, answer in answers if _is_asked(name, backend)]
     if any(answer for _, answer in asked):
@@ -42,6 +43,7 @@ def make_plan(
     Raises `UnsupportedProblem` with the reasons of every backend asked where none does, and
     `InvalidArgument` for an unknown backend.
     """
+    _check_request(direction, backend)
     return _plan(problem, arch, direction, backend)
 
 
@@ -62,13 +64,19 @@ def _plan(
 
 
 def _is_asked(name: str, requested: str | None) -> bool:
-    return requested is None or name == checked_name(requested)
+    return requested is None or name == requested
+
+
+def _check_request(direction: Direction, backend: str | None) -> None:
+    """Raises `InvalidArgument` for what is no direction or no backend, hashable or not."""
+    if direction not in get_args(Direction):
+        raise InvalidArgument(f"direction is {direction!r}: give 'forward' or 'backward'")
+    if backend is not None:
+        checked_name(backend)
 
 
 def _ask(
     problem: AttnProblem, arch: ArchSpec, direction: Direction
 ) -> tuple[tuple[str, Support], ...]:
     """Every backend's answer, best backend first."""
-    if direction not in get_args(Direction):
-        raise InvalidArgument(f"direction is {direction!r}: give 'forward' or 'backward'")
     return tuple((backend.name, backend.supports(problem, arch, direction)) for backend in BACKENDS)

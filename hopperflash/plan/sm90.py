@@ -17,29 +17,27 @@ from hopperflash.plan.tiles_sm90 import (
 )
 from hopperflash.problem import AttnProblem
 
+_IDLE_LIMIT = 16  # of that many rows of a tile one may be idle
+
 
 def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig, str]:
     capped = problem.softcap > 0.0
     tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
     config = forward_config(tile, problem.head_dim, problem.head_dim_v)
-    if folding_pays(problem, config.tile_m):
-        saved = f"{problem.group} heads a tile: their {problem.seqlen_q} queries fill fewer tiles"
-        return replace(config, group=problem.group), f"{tile.source}; {saved}"
+    if folding_pays(problem.group, config.tile_m):
+        folded = f"{problem.group} heads that share keys in the rows of a tile"
+        return replace(config, group=problem.group), f"{tile.source}; {folded}"
     return config, tile.source
 
 
-def folding_pays(problem: AttnProblem, tile_m: int) -> bool:
-    """Whether tiles of all heads of a group are fewer by a tenth than those of one head each.
+def folding_pays(group: int, tile_m: int) -> bool:
+    """Whether the rows of a tile should be all query heads of a group.
 
-    Of packed sequences only the mean length is known. Tiles are tensor work, and each reads the
-    keys anew. The margin keeps long sequences of any length with one kernel.
+    A tile then holds fewer queries, so fewer rows are idle behind the last query and fewer blocks
+    are cut by the diagonal; idle are the rows that the group does not divide. It is the group that
+    decides and not the length, which must not ask for another kernel.
     """
-    p = problem
-    if p.group == 1 or p.group > tile_m:
-        return False
-    queries = p.seqlen_q if p.sequences is None else p.seqlen_q // max(1, p.sequences)
-    folded = -(-queries // (tile_m // p.group))
-    return 10 * folded <= 9 * p.group * -(-queries // tile_m)
+    return 1 < group <= tile_m and _IDLE_LIMIT * (tile_m % group) <= tile_m
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:

@@ -1,4 +1,4 @@
-"""Tiles for the Ampere kernels: a table by shared memory, one row per head dims and direction.
+"""Tiles for the Ampere kernels: a table by generation and shared memory, a row per head dims.
 
 Edited by hand. Sources name the peers' tables (FA2, FA3, public sources) and what ptxas 13 of the
 DSL said of the row: registers per thread, all without spills, and what a larger tile would do.
@@ -45,28 +45,35 @@ class BackwardTileSm80:
 
 @dataclass(frozen=True)
 class TileTable:
-    """Rows for parts with `smem_bytes` or more per block; the first that holds both counts."""
+    """Rows for parts of `generation` or later with `smem_bytes` or more per block.
 
+    The first row that holds both head dims counts.
+    """
+
+    generation: int
+    """Major compute capability: the compiler needs more registers for later ones."""
     smem_bytes: int
     forward: tuple[ForwardTileSm80, ...]
     backward: tuple[BackwardTileSm80, ...]
 
 
-# sm_80, sm_87, and newer parts that have no backend of their own (sm_100, sm_103).
+# sm_80, sm_87.
 LARGE = TileTable(
+    generation=8,
     smem_bytes=163 * 1024,
     forward=(
-        ForwardTileSm80(64, 64, 128, 64, 4, True, "FA3's 128x112 would spill; 235 registers"),
-        ForwardTileSm80(96, 96, 128, 64, 4, False, "FA2 and FA3; 253 registers"),
-        ForwardTileSm80(128, 128, 128, 64, 8, True, "FA2; 4 warps would spill; 218 registers"),
+        ForwardTileSm80(64, 64, 128, 64, 4, True, "FA3's 128x112 would spill; 241 registers"),
+        ForwardTileSm80(128, 128, 128, 64, 8, True, "FA2; 4 warps spill from 96; 218 registers"),
         ForwardTileSm80(192, 192, 128, 64, 8, True, "FA2; FA3's Q in registers; 243 registers"),
         ForwardTileSm80(256, 128, 128, 64, 8, False, "the shared-memory limit"),
         ForwardTileSm80(128, 256, 128, 64, 8, False, "the shared-memory limit"),
         ForwardTileSm80(256, 256, 128, 32, 8, False, "64 keys in two stages would need 192 KiB"),
     ),
     backward=(
-        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86; 254 registers"),
-        BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 245 registers"),
+        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86; 245 registers"),
+        BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16; 240 registers"),
+        BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
+        BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16"),
         BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2; 241 registers"),
         BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
@@ -74,33 +81,59 @@ LARGE = TileTable(
         BackwardTileSm80(256, 256, 32, 64, 8, 4, "64 queries would need 200 KiB; 232 registers"),
     ),
 )
-# sm_86, sm_89, sm_120, sm_121.
+# sm_86, sm_89.
 SMALL = TileTable(
+    generation=8,
     smem_bytes=99 * 1024,
     forward=(
-        *LARGE.forward[:3],
+        *LARGE.forward[:2],
         ForwardTileSm80(192, 96, 64, 64, 4, False, "the shared-memory limit"),
         ForwardTileSm80(96, 192, 64, 64, 4, False, "the shared-memory limit"),
         ForwardTileSm80(192, 192, 64, 48, 4, False, "the shared-memory limit"),
         ForwardTileSm80(256, 256, 64, 32, 4, False, "the shared-memory limit"),
     ),
     backward=(
-        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 254 registers"),
-        BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 136 registers"),
+        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 245 registers"),
+        BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 240 registers"),
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(96, 128, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB; 238 registers"),
-        BackwardTileSm80(192, 192, 32, 32, 4, 2, "the shared-memory limit; 255 registers"),
-        BackwardTileSm80(256, 256, 32, 32, 4, 2, "the shared-memory limit; 252 registers"),
+        BackwardTileSm80(256, 96, 32, 32, 4, 2, "8 warps cannot share 96 columns"),
+        BackwardTileSm80(96, 256, 32, 32, 4, 2, "8 warps cannot share 96 columns"),
+        BackwardTileSm80(192, 192, 32, 32, 8, 2, "the shared-memory limit; 208 registers"),
+        BackwardTileSm80(256, 256, 32, 32, 8, 2, "4 warps spill on sm_120; 224 registers"),
     ),
 )
-TABLES = (LARGE, SMALL)
+# Parts without a backend of their own (sm_100, sm_103), and sm_90 where it is asked for.
+NEWER_LARGE = TileTable(
+    generation=9,
+    smem_bytes=LARGE.smem_bytes,
+    # 64 with 4 warps spills on sm_100 and sm_120: the row of 128 serves it.
+    forward=LARGE.forward[1:],
+    backward=(
+        *LARGE.backward[:3],
+        BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills on sm_100"),
+        *LARGE.backward[5:],
+    ),
+)
+# sm_120, sm_121.
+NEWER_SMALL = TileTable(
+    generation=9,
+    smem_bytes=SMALL.smem_bytes,
+    forward=SMALL.forward[1:],
+    backward=SMALL.backward,
+)
+TABLES = (NEWER_LARGE, NEWER_SMALL, LARGE, SMALL)
 
 
 def table_of(arch: ArchSpec) -> TileTable:
-    """The table for the shared memory of `arch`; LookupError where there is none so small."""
+    """The table for the generation and the shared memory of `arch`.
+
+    LookupError where there is none so small.
+    """
     for table in TABLES:
-        if arch.smem_bytes_per_block >= table.smem_bytes:
+        new_enough = arch.compute_capability[0] >= table.generation
+        if new_enough and arch.smem_bytes_per_block >= table.smem_bytes:
             return table
     raise LookupError(f"no tiles for {arch.smem_bytes_per_block} B of shared memory per block")
 

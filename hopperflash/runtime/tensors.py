@@ -23,14 +23,15 @@ def refuse(reasons: Sequence[str]) -> None:
         raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
 
 
-def operand_reasons(name: str, value: object) -> Iterator[str]:
-    """What keeps a value from being an operand."""
+def operand_reasons(name: str, value: object, *, meta: bool = False) -> Iterator[str]:
+    """What keeps a value from being an operand; one of the meta device is enough to plan with."""
+    devices = ("cpu", "cuda", "meta") if meta else ("cpu", "cuda")
     if not isinstance(value, Tensor):
         yield f"{name} is a {type(value).__name__}: give a torch.Tensor"
     elif value.layout is not torch.strided:
         yield f"{name} has layout {value.layout}: give a dense tensor"
-    elif value.device.type not in ("cpu", "cuda"):
-        yield f"{name} is on {value.device}: give tensors on cpu or cuda"
+    elif value.device.type not in devices:
+        yield f"{name} is on {value.device}: give tensors on {' or '.join(devices)}"
 
 
 def lengths_reasons(name: str, value: object) -> Iterator[str]:
@@ -112,7 +113,9 @@ def concrete(tensor: Tensor) -> Tensor:
     # Kernels read memory as it lies, so a lazily negated view is made real.
     tensor = tensor.resolve_neg()
     device_type = tensor.device.type
-    if tensor.dtype is not torch.float32 or not torch.is_autocast_enabled(device_type):
+    if tensor.dtype is not torch.float32 or tensor.is_meta:
+        return tensor
+    if not torch.is_autocast_enabled(device_type):
         return tensor
     return tensor.to(torch.get_autocast_dtype(device_type))
 

@@ -37,11 +37,16 @@ def transposed(sX: cute.Tensor) -> cute.Tensor:
     )
 
 
-def tiled_mma(dtype: type[cutlass.Numeric], warps_m: int, warps_n: int = 1) -> cute.TiledMma:
-    """Warps stacked along M, then along N; N in steps of 16, so that one ldmatrix fills two B."""
+def tiled_mma(
+    dtype: type[cutlass.Numeric], warps_m: int, warps_n: int = 1, columns: int = 16
+) -> cute.TiledMma:
+    """Warps stacked along M, then along N, each with `columns` at a time.
+
+    Of 16 columns one ldmatrix fills two B operands; 8 are for warps that have no more.
+    """
     op = warp.MmaF16BF16Op(dtype, Float32, _MMA)
     return cute.make_tiled_mma(
-        op, (warps_m, warps_n, 1), permutation_mnk=(16 * warps_m, 16 * warps_n, 16)
+        op, (warps_m, warps_n, 1), permutation_mnk=(16 * warps_m, columns * warps_n, 16)
     )
 
 
@@ -55,10 +60,18 @@ class SmemOperand(NamedTuple):
 
 
 def smem_operand(
-    mma: cute.TiledMma, tidx: Int32, sX: cute.Tensor, operand: str, transpose: bool
+    mma: cute.TiledMma,
+    tidx: Int32,
+    sX: cute.Tensor,
+    operand: str,
+    transpose: bool,
+    matrices: int = 4,
 ) -> SmemOperand:
-    """Operand "A" or "B", (MN, K, stages); `transpose` where K is not the contiguous mode."""
-    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, 4), sX.element_type)
+    """Operand "A" or "B", (MN, K, stages); `transpose` where K is not the contiguous mode.
+
+    `matrices` of 8 x 8 are read at a time: 2 for a B of 8 columns a warp.
+    """
+    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose, matrices), sX.element_type)
     thr_mma = mma.get_slice(tidx)
     if operand == "A":
         copy = cute.make_tiled_copy_A(atom, mma)

@@ -12,6 +12,7 @@ from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles_sm90 import FORWARD_TILES, forward_config
 from hopperflash.problem import DType, Signature
 from hopperflash.runtime.compile import compile_kernel
+from tests.support.sass import HOPPER_ONLY, hopper_only
 
 pytestmark = pytest.mark.compile
 
@@ -49,3 +50,5 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     for opcode in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"):
         assert sass.count(opcode) > 0, f"no {opcode}"
     assert sass.count("HMMA") == 0
+    # What the Ampere tests look for is found here; clusters and bulk copies are not used.
+    assert hopper_only(sass) == {*HOPPER_ONLY} - {"UBLK", "UCGABAR"}

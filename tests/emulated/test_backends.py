@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 import hopperflash
@@ -16,6 +18,12 @@ from tests.support.gradient_cases import BackwardCase, check_backward
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("backends")]
 
+DTYPES = ("bf16", "fp16")
+HEAD_DIMS = range(8, 257, 8)
+SCHEDULES = st.sampled_from(("eager", "lazy", "random"))
+# Each run draws problems of its own. A failure prints the problem, and this number, which written
+# here draws the whole run again.
+DRAWS = random.SystemRandom().getrandbits(32)
 PLACES = (("sm90", "sm_90a"), ("sm80", "sm_90a"), ("sm80", "sm_86"), ("cpu", "sm_80"))
 
 
@@ -39,46 +47,60 @@ def _check_everywhere(case: BackwardCase, schedule: str, seed: int) -> None:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> BackwardCase:
-    """Any dense problem of a few tiles."""
-    head_dims = st.integers(1, 32).map(lambda eights: 8 * eights)
+def problems(draw: st.DrawFn, head_dims: range = HEAD_DIMS, **fixed: Any) -> BackwardCase:
+    """Any dense problem of a few tiles, except for what is fixed."""
     heads_k = draw(st.integers(1, 2))
-    return BackwardCase(
-        "random",
-        dtype=draw(st.sampled_from(("bf16", "fp16"))),
-        batch=draw(st.integers(1, 2)),
-        seqlen_q=draw(st.integers(1, 200)),
-        seqlen_k=draw(st.integers(1, 200)),
-        heads_k=heads_k,
-        heads_q=heads_k * draw(st.integers(1, 3)),
-        head_dim=draw(head_dims),
-        head_dim_v=draw(head_dims),
-        causal=draw(st.booleans()),
-        dlse=draw(st.booleans()),
-        deterministic=draw(st.booleans()),
-    )
+    drawn = {
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "batch": draw(st.integers(1, 2)),
+        "seqlen_q": draw(st.integers(1, 200)),
+        "seqlen_k": draw(st.integers(1, 200)),
+        "heads_k": heads_k,
+        "heads_q": heads_k * draw(st.integers(1, 3)),
+        "head_dim": draw(st.sampled_from(head_dims)),
+        "head_dim_v": draw(st.sampled_from(head_dims)),
+        "causal": draw(st.booleans()),
+        "dlse": draw(st.booleans()),
+        "deterministic": draw(st.booleans()),
+    }
+    return BackwardCase("random", **(drawn | fixed))
+
+
+def kernels_of_this_run() -> dict[str, Any]:
+    """What fixes the compiled kernels, for compiling costs most; other runs take others."""
+    chosen = random.Random(DRAWS)
+    return {
+        "head_dims": chosen.choice((range(8, 65, 8), range(72, 97, 8), range(104, 129, 8))),
+        "dtype": chosen.choice(DTYPES),
+        "causal": chosen.choice((False, True)),
+        "deterministic": chosen.choice((False, True)),
+    }
 
 
 SETTINGS = {
     "deadline": None,
     "database": None,
-    "phases": (Phase.explicit, Phase.generate),
+    "phases": (Phase.generate,),
     "suppress_health_check": list(HealthCheck),
 }
 
 
-@settings(max_examples=1, derandomize=True, **SETTINGS)
-@given(problems(), st.sampled_from(("eager", "lazy", "random")), st.integers(0, 2**16))
-@example(BackwardCase("pinned", seqlen_q=70, seqlen_k=65, heads_q=2, causal=True), "lazy", 0)
+@pytest.mark.timeout(1200)  # of wall time, which a busy machine stretches
+@hypothesis.seed(DRAWS)
+@settings(max_examples=3, **SETTINGS)
+@given(problems(**kernels_of_this_run()), SCHEDULES, st.integers(0, 2**16))
 def test_backends_agree(case: BackwardCase, schedule: str, seed: int) -> None:
+    note(f"DRAWS = {DRAWS}")
     _check_everywhere(case, schedule, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
+@hypothesis.seed(DRAWS)
 @settings(max_examples=40, **SETTINGS)
-@given(problems(), st.sampled_from(("eager", "lazy", "random")), st.integers(0, 2**16))
+@given(problems(), SCHEDULES, st.integers(0, 2**16))
 def test_backends_agree_on_many(case: BackwardCase, schedule: str, seed: int) -> None:
+    note(f"DRAWS = {DRAWS}")
     _check_everywhere(case, schedule, seed)
 
 

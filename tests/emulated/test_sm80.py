@@ -49,6 +49,7 @@ def test_forward_matches_fp64(case: Case, schedule: str) -> None:
     with hopperflash.emulate(ARCH_OF[case.dtype], schedule=schedule, seed=1) as run:
         check_forward(case, hopperflash.flash_attn_func)
     assert run.hazards == []
+    assert run.counters["shared_bank_conflicts"] == 0
     (launch,) = run.launches
     assert launch.kernel_name.startswith("hopperflash_fwd_sm80_")
 
@@ -58,6 +59,7 @@ def test_backward_matches_fp64(case: BackwardCase, schedule: str) -> None:
     with hopperflash.emulate(ARCH_OF[case.dtype], schedule=schedule, seed=1) as run:
         check_backward(case, hopperflash.flash_attn_func)
     assert run.hazards == []
+    assert run.counters["shared_bank_conflicts"] == 0
     names = [launch.kernel_name for launch in run.launches]
     for name, kernel in zip(
         names, ("fwd_sm80", "bwd_preprocess", "bwd_sm80", "bwd_postprocess"), strict=True

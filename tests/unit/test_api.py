@@ -98,6 +98,39 @@ def test_fp32_needs_autocast():
     assert torch.equal(out, hopperflash.flash_attn_func(q.bfloat16(), k.bfloat16(), v.bfloat16()))
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_86", "cpu"])
+def test_a_named_arch_is_planned_for_without_memory(arch):
+    """The plan of meta tensors is that of real ones, but for the device it names."""
+    shapes = {"q": (2, 100, 4, 64), "k": (2, 300, 2, 64), "v": (2, 300, 2, 72)}
+    real, meta = (
+        [torch.empty(shape, dtype=torch.float16, device=where) for shape in shapes.values()]
+        for where in ("cpu", "meta")
+    )
+    for direction in ("forward", "backward"):
+        asked = {"arch": arch, "direction": direction, "causal": True}
+        plan = hopperflash.make_plan(*meta, **asked)
+        assert plan.steps == hopperflash.make_plan(*real, **asked).steps
+        assert plan.problem.device == "meta"
+        assert hopperflash.supports(*meta, **asked)
+    assert "on meta" in hopperflash.explain(*meta, arch=arch)
+
+
+def test_meta_tensors_are_never_cast_and_mix_with_no_others():
+    q, k, v = (torch.empty(1, 8, 2, 64, device="meta") for _ in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        refused = hopperflash.supports(q, k, v, arch="sm_80").reasons
+    assert any("q is float32" in reason for reason in refused)
+    mixed = hopperflash.supports(q.half(), *qkv(dtype=torch.float16)[1:], arch="sm_80").reasons
+    assert any("q on meta, k on cpu" in reason for reason in mixed)
+
+
+@pytest.mark.parametrize("name", ["direction", "backend"])
+def test_unhashable_requests_are_refused(name):
+    with pytest.raises(InvalidArgument, match="give"):
+        hopperflash.make_plan(*qkv(), **{name: ["forward"]})
+    assert "give" in hopperflash.supports(*qkv(), **{name: ["forward"]}).reasons[0]
+
+
 def test_supports_takes_all_options_and_never_raises():
     q, k, v = qkv()
     assert hopperflash.supports(q, k, v, causal=True, return_lse=True)

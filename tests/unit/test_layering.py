@@ -32,7 +32,7 @@ DEVICE_FUNCTION_LINES = 120
 PARAMETERS = 8
 # Where a signature is somebody else's contract, or a launch's tensors one by one, and says so to
 # ruff, its length is not ours.
-FREE_SIGNATURES = {"api.py", "kernel.py", "bwd_preprocess.py", "tile_table.py"}
+FREE_SIGNATURES = {"api.py"}  # and what a launch takes
 
 SOURCES = sorted(
     path for folder in ("hopperflash", "kernels") for path in (ROOT / folder).rglob("*.py")
@@ -116,9 +116,11 @@ def test_sizes(path):
     limit = DEVICE_FUNCTION_LINES if in_kernels else HOST_FUNCTION_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            docstring = len((ast.get_docstring(node, clean=False) or "").splitlines())
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
             assert lines < limit, f"{node.name} has {lines} lines"
-            if path.name in FREE_SIGNATURES and "PLR0913" in text.splitlines()[node.lineno - 1]:
+            free = in_kernels or path.name in FREE_SIGNATURES
+            if free and "PLR0913" in text.splitlines()[node.lineno - 1]:
                 continue
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             counted = [arg.arg for arg in given if arg.arg not in {"self", "cls"}]

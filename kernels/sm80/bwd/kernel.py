@@ -69,6 +69,8 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         ).launch(
             grid=self.grid(mTiles, cute.ceil_div(seqlen_k, self.config.tile_n), heads_k, batch),
             block=(self.config.threads, 1, 1),
+            # Otherwise ptxas may spill to fit a second CTA.
+            min_blocks_per_mp=1,
             stream=stream,
         )
 
@@ -110,7 +112,8 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         )
         smem = self.allocate_smem()
         mmas = TiledMmas(
-            keys=tiled_mma(dtype, config.key_warps, config.warps // config.key_warps),
+            scores=tiled_mma(dtype, config.key_warps, config.key_shares, config.score_columns),
+            keys=tiled_mma(dtype, config.key_warps, config.key_shares),
             queries=tiled_mma(dtype, config.query_warps, config.warps // config.query_warps),
         )
         acc_dK, acc_dV = mainloop(

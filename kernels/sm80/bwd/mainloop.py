@@ -47,7 +47,8 @@ class SmemTensors(NamedTuple):
 class TiledMmas:
     """One tiled MMA for each arrangement of warps."""
 
-    keys: cute.TiledMma  # S^T, dP^T, dV, dK
+    scores: cute.TiledMma  # S^T, dP^T
+    keys: cute.TiledMma  # dV, dK
     queries: cute.TiledMma  # dQ
 
 
@@ -190,7 +191,8 @@ def one_query_block(
     acc_dK, acc_dV = accs
     head, m_block = coordinates
     stage = step % config.stages
-    mma, tidx = ctx.mmas.keys, ctx.tidx
+    mma, tidx = ctx.mmas.scores, ctx.tidx
+    matrices = config.score_columns // 4  # two k-octets of each eight columns
     tile_nm = (config.tile_n, config.tile_m)
     acc_S, acc_dP = zeros(mma, tile_nm), zeros(mma, tile_nm)
     thr_mma = mma.get_slice(tidx)
@@ -199,11 +201,11 @@ def one_query_block(
 
     # S^T = K Q^T
     K = smem_operand(mma, tidx, smem.sK, "A", transpose=False)
-    Q = smem_operand(mma, tidx, smem.sQ, "B", transpose=False)
+    Q = smem_operand(mma, tidx, smem.sQ, "B", transpose=False, matrices=matrices)
     gemm(mma, acc_S, K.fragment, Q.fragment, (K, 0), (Q, stage))
     # dP^T = V dO^T
     V = smem_operand(mma, tidx, smem.sV, "A", transpose=False)
-    dO = smem_operand(mma, tidx, smem.sdO, "B", transpose=False)
+    dO = smem_operand(mma, tidx, smem.sdO, "B", transpose=False, matrices=matrices)
     gemm(mma, acc_dP, V.fragment, dO.fragment, (V, 0), (dO, stage))
     if cutlass.const_expr(ctx.capped):
         softmax.cap_scores(mn_view(acc_S), ctx.scales)
@@ -276,7 +278,7 @@ def multiply_scores(
         convert_operand_a(view, operand)
         gemm(mma, acc, operand, Xt.fragment, None, (Xt, stage))
     else:
-        copies.store_converted(mma, acc_St, ctx.smem.sSt[None, None, 0], tidx)
+        copies.store_converted(ctx.mmas.scores, acc_St, ctx.smem.sSt[None, None, 0], tidx)
         cute.arch.sync_threads()
         St = smem_operand(mma, tidx, ctx.smem.sSt, "A", transpose=False)
         gemm(mma, acc, St.fragment, Xt.fragment, (St, 0), (Xt, stage))

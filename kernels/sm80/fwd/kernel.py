@@ -80,6 +80,8 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         ).launch(
             grid=self.grid(mTiles, cute.ceil_div(seqlen_q, self.config.tile_m), heads_q, batch),
             block=(self.config.threads, 1, 1),
+            # Otherwise ptxas may spill to fit a second CTA.
+            min_blocks_per_mp=1,
             stream=stream,
         )
 

@@ -9,7 +9,11 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from hopperflash.cli import options
+from hopperflash.cli.demo_reference import Cotangents
+from hopperflash.cli.inputs import random_inputs
 from hopperflash.cli.main import app
+from tests.support.problems import problem
 
 
 def run(*arguments: str):
@@ -33,6 +37,20 @@ def test_demo_refuses_with_one_message(arguments, message):
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["demo", "emulate"])
+@pytest.mark.parametrize("seed", ["9223372036854775807", "-1", "123456789012345678901234567890"])
+def test_seeds_that_no_generator_takes_are_usage_errors(command, seed):
+    result = run(command, "--seed", seed)
+    assert result.exit_code == 2
+    assert "Invalid value for '--seed'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_largest_seed_is_taken():
+    assert Cotangents.random(problem(), options.SEED_MAX)
+    assert random_inputs(options.Sizes.of(options.SizeOptions(seqlen=1)), options.SEED_MAX)
 
 
 def test_demo_refuses_tensors_that_make_no_problem(tmp_path):

@@ -161,3 +161,30 @@ def test_lanes_of_a_warp_leave_a_spin_loop_one_by_one(schedule: str) -> None:
     """
     execute(body, out, schedule=schedule, seed=3)
     assert np.array_equal(out, np.arange(32) + 1)
+
+
+@pytest.mark.parametrize("schedule", ["eager", "lazy", "random"])
+def test_collectives_leave_the_warps_between_theirs_alone(schedule: str) -> None:
+    """Warps 0 and 2 multiply and move matrices while 1 and 3, whose addresses are odd, do not."""
+    body = """
+        mov.u32 %r3, smem; shr.u32 %r4, %r0, 5; and.b32 %r5, %r4, 1; setp.ne.u32 %p1, %r5, 0;
+        and.b32 %r6, %r0, 31; shl.b32 %r6, %r6, 4; shl.b32 %r7, %r4, 9; add.s32 %r6, %r6, %r7;
+        add.s32 %r6, %r6, %r3; add.s32 %r6, %r6, %r5;
+        mov.b32 %r10, 0; mov.b32 %r11, 0; mov.b32 %r12, 0; mov.b32 %r13, 0; mov.b32 %r30, 7;
+        mov.b32 %r20, 0x3F803F80; mov.b32 %r14, 0;
+        @%p1 bra DONE;
+        stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r6], {%r20};
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r30}, [%r6];
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r10, %r11, %r12, %r13},
+            {%r30, %r30, %r30, %r30}, {%r30, %r30}, {%r10, %r11, %r12, %r13};
+    DONE:
+        add.s64 %d20, %d0, %d30; st.global.b32 [%d20], %r10;
+        add.s64 %d20, %d1, %d30; st.global.b32 [%d20], %r30;
+    """
+    for seed in SEEDS[:8]:
+        sums, loaded = np.zeros(128, np.float32), np.zeros(128, np.uint32)
+        outcome = execute(body, sums, loaded, threads=128, schedule=schedule, seed=seed)
+        assert sums.reshape(4, 32).tolist() == [[16.0] * 32, [0.0] * 32] * 2
+        assert loaded.reshape(4, 32).tolist() == [[0x3F803F80] * 32, [7] * 32] * 2
+        assert outcome.counters.mma == 2
+        assert outcome.hazards == []

@@ -56,7 +56,7 @@ def test_every_row_is_used(tiles):
     for tile in tiles:
         for mask in tile.masks:
             found = [lookup(tile.head_dim, tile.head_dim_v, mask, cap) for cap in (False, True)]
-            assert tile in found
+            assert any(row is tile for row in found)
 
 
 @pytest.mark.parametrize("head_dim", range(8, 257, 8))

@@ -15,6 +15,8 @@ from hopperflash.plan.tiles import ANY, HEAD_DIMS
 from hopperflash.problem import DType, MaskKind
 
 SM80, SM86 = arch_of("sm_80"), arch_of("sm_86")
+# One part for each table.
+PARTS = (SM80, SM86, arch_of("sm_100a"), arch_of("sm_120a"))
 FORWARD = ForwardConfigSm80(128, 64, 128, 128, warps=8, q_in_registers=True)
 BACKWARD = BackwardConfigSm80(64, 128, 128, 128, warps=8, key_warps=8)
 SPLIT = BackwardConfigSm80(64, 64, 192, 128, warps=8, key_warps=4)
@@ -22,7 +24,7 @@ SPLIT = BackwardConfigSm80(64, 64, 192, 128, warps=8, key_warps=4)
 HEAD_DIM_PAIRS = list(product(HEAD_DIMS, HEAD_DIMS))
 
 
-@pytest.mark.parametrize("arch", [SM80, SM86], ids=lambda arch: arch.name)
+@pytest.mark.parametrize("arch", PARTS, ids=lambda arch: arch.name)
 @pytest.mark.parametrize("mask", ANY)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIM_PAIRS)
 def test_every_pair_of_head_dims_is_feasible(head_dim, head_dim_v, mask, arch):
@@ -39,7 +41,7 @@ def test_every_pair_of_head_dims_is_feasible(head_dim, head_dim_v, mask, arch):
             assert check(planned, arch, dtype).reasons == ()
 
 
-@pytest.mark.parametrize("arch", [SM80, SM86], ids=lambda arch: arch.name)
+@pytest.mark.parametrize("arch", PARTS, ids=lambda arch: arch.name)
 def test_every_row_is_used(arch):
     for rows, lookup in (
         (table.table_of(arch).forward, table.forward_tile),
@@ -52,11 +54,13 @@ def test_every_row_is_used(arch):
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("sm_80", "sm_87", "sm_90a", "sm_100a", "sm_103a"), table.LARGE),
-        (("sm_86", "sm_89", "sm_120a", "sm_121a"), table.SMALL),
+        (("sm_80", "sm_87"), table.LARGE),
+        (("sm_86", "sm_89"), table.SMALL),
+        (("sm_90a", "sm_100a", "sm_103a"), table.NEWER_LARGE),
+        (("sm_120a", "sm_121a"), table.NEWER_SMALL),
     ],
 )
-def test_shared_memory_decides_the_table(names, expected):
+def test_generation_and_shared_memory_decide_the_table(names, expected):
     for name in names:
         assert table.table_of(arch_of(name)) is expected
 
@@ -104,6 +108,18 @@ def test_backward_registers_by_hand():
     assert registers(BACKWARD, SM80).total == 192 + 4 + 16 + 24
     # P through shared memory is an A operand of one k-step.
     assert registers(SPLIT, SM80).phases[1].fragments[2:] == (("dS", 16), ("A", 4), ("B", 24))
+
+
+def test_eight_columns_of_scores_a_warp_are_enough():
+    """8 warps on a 32 x 32 tile: two along the keys, and each has a quarter of the 32 queries."""
+    config = BackwardConfigSm80(32, 32, 256, 256, warps=8, key_warps=2)
+    assert config.score_columns == 8
+    assert check(config, SM86, DType.BFLOAT16).reasons == ()
+    assert registers(config, SM86).phases[0].fragments[-1] == ("B", 2)
+    assert SPLIT.score_columns == BACKWARD.score_columns == 16
+    # 24 columns are neither one mma.sync nor pairs of them.
+    refused = check(replace(config, tile_m=96), SM80, DType.BFLOAT16).reasons
+    assert "tile_m 96 is not a multiple of 64: 4 warps" in " ".join(refused)
 
 
 def test_threads_share_the_register_file():

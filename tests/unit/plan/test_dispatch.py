@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
@@ -23,7 +21,6 @@ from hopperflash.plan import (
 )
 from hopperflash.plan.sm80 import SM80
 from hopperflash.problem import AttnOptions
-from hopperflash.runtime import device
 from tests.support.problems import Sizes, backward, facts, problem, with_operand
 
 DIRECTIONS = ("forward", "backward")
@@ -154,16 +151,6 @@ def test_gpus_without_a_target(capability):
     found = "{}.{}".format(*capability)
     with pytest.raises(InvalidArgument, match=rf"{found}: .*sm_80.*sm_90a"):
         arch_of_capability(capability)
-
-
-def test_the_arch_is_that_of_the_tensors_device(monkeypatch):
-    capabilities = [(9, 0), (8, 6)]
-    monkeypatch.setattr(
-        device.torch.cuda, "get_device_capability", lambda where: capabilities[where.index]
-    )
-    for index, name in ((0, "sm_90a"), (1, "sm_86")):
-        where = SimpleNamespace(type="cuda", index=index)
-        assert device.target_arch(where).name == name
 
 
 def test_explained():

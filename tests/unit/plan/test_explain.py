@@ -36,7 +36,7 @@ def test_launch_is_explained():
         "sm80 able too, but sm90 comes first",
         "cpu no: arch is sm_90a, not cpu",
         plan.steps.reasons[0],
-        f"{config.tile_m} queries x {config.tile_n} keys",
+        f"{config.queries} queries of 4 heads x {config.tile_n} keys",
         f"{config.registers_consumer} registers",
         f"overhead {regs.overhead} = {regs.total} of {regs.limit}",
         f"= {smem.total} B aligned, of 232448 B per block",
@@ -133,15 +133,15 @@ def test_packed_sequences_are_explained_without_their_lengths():
     given = packed_problem(1000, 1200, 7, AttnOptions(causal=True), seqused=True)
     plan = make_plan(given, SM90)
     text = words(explain(plan))
-    tiles = (1000 + (7 + 2) * 191) // 192
+    tiles = (1000 + (7 + 2) * 95) // 96
     for fact in (
         "packed sequences: 7, 4 query heads over 2 key heads (group 2)",
         "1000 rows of queries, 1200 of keys, head_dim 64",
         "by the lengths, which only the device reads",
         "TileTable for sm_90a",
-        "lists the tiles of 192 queries from the lengths, longest sequences first",
+        "lists the tiles of 96 queries from the lengths, longest sequences first",
         "a CTA of 256 threads for each of 1 tables",
-        f"at most {tiles} query tiles x 4 heads = {4 * tiles} CTAs",
+        f"at most {tiles} query tiles x 2 key heads = {2 * tiles} CTAs",
         "K/V blocks those with a visible pair, by the lengths of each sequence",
         f"tiles_q ({tiles}, 8) int32",
     ):
