@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 import hopperflash
+from tests.support.band_cases import BAND_CASES
 from tests.support.cases import FORWARD_CASES, Case, check_forward, make_inputs
+from tests.support.gradient_cases import BACKWARD_CASES, BackwardCase, check_backward
+from tests.support.packed_cases import PACKED_CASES, PackedCase, check_packed, compute
 
 pytestmark = pytest.mark.gpu
 
@@ -25,6 +28,17 @@ def on_gpu(q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> tuple[Tensor, 
 @pytest.mark.parametrize("case", FORWARD_CASES, ids=str)
 def test_forward_matches_fp64(case: Case) -> None:
     check_forward(case, on_gpu)
+
+
+@pytest.mark.parametrize("case", [*BACKWARD_CASES, *BAND_CASES], ids=str)
+def test_backward_matches_fp64(case: BackwardCase) -> None:
+    check_forward(case, on_gpu)
+    check_backward(case, on_gpu)
+
+
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_packed_sequences_match_fp64(case: PackedCase) -> None:
+    check_packed(case, compute(case, "cuda"))
 
 
 def test_repeated_runs_are_equal() -> None:

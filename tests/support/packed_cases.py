@@ -88,13 +88,15 @@ class Results(NamedTuple):
     dv: Tensor
 
 
-def compute(case: PackedCase) -> Results:
-    """Output and gradients, from operands whose rows of nobody are NaN."""
+def compute(case: PackedCase, device: str = "cpu") -> Results:
+    """Output and gradients, from operands whose rows of nobody are NaN; on the CPU."""
     inputs, cotangents = _poisoned(case)
-    operands = tuple(x[0].requires_grad_() for x in inputs)
-    out, lse = hopperflash.flash_attn_varlen_func(*operands, **case.lengths, **case.options)
-    gradients = torch.autograd.grad((out, lse), operands, tuple(x[0] for x in cotangents))
-    return Results(*(x.detach()[None] for x in (out, lse, *gradients)))
+    operands = tuple(x[0].to(device).requires_grad_() for x in inputs)
+    lengths = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in case.lengths.items()}
+    out, lse = hopperflash.flash_attn_varlen_func(*operands, **lengths, **case.options)
+    incoming = tuple(x[0].to(device) for x in cotangents)
+    gradients = torch.autograd.grad((out, lse), operands, incoming)
+    return Results(*(x.detach()[None].cpu() for x in (out, lse, *gradients)))
 
 
 def check_packed(case: PackedCase, found: Results) -> None:
