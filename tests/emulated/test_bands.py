@@ -18,7 +18,7 @@ pytestmark = pytest.mark.emulated
 
 
 def _params(cases: Sequence[BackwardCase]) -> list[Any]:
-    """Every case in one schedule; compiling costs most, so all head dims but these are slow tests."""
+    """Every case in one schedule; compiling costs most, so most head dims are slow tests."""
     return [
         pytest.param(
             case,

@@ -33,7 +33,7 @@ def spread(x: Tensor, dim: int) -> Tensor:
 def compare(
     arch: str, operands: list[Tensor], dims: tuple[int, ...], call: Callable[..., Tensor]
 ) -> None:
-    """One operand after the other is spread; results and gradients stay as they are."""
+    """With all operands spread, results and gradients stay as they are."""
 
     def results(inputs: list[Tensor], out: Tensor) -> list[Tensor]:
         q, k, v, dout = inputs
@@ -47,13 +47,9 @@ def compare(
 
     wanted = results(operands, torch.empty_like(operands[3]))
     for dim in dims:
-        for i in range(len(operands)):
-            inputs = [spread(x, dim) if i == j else x for j, x in enumerate(operands)]
-            out = torch.empty_like(operands[3])
-            for found, want in zip(
-                results(inputs, spread(out, dim) if i == 0 else out), wanted, strict=True
-            ):
-                assert torch.equal(found, want), (dim, i)
+        *inputs, out = (spread(x, dim) for x in (*operands, operands[3]))
+        for found, want in zip(results(inputs, out), wanted, strict=True):
+            assert torch.equal(found, want), f"spread along {dim}"
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
