@@ -52,6 +52,11 @@ class ForwardConfig:
         return self.tile_m // self.group
 
     @property
+    def variant(self) -> tuple[str, ...]:
+        """What sets a kernel apart beside its tile."""
+        return (f"group{self.group}",) if self.group > 1 else ()
+
+    @property
     def threads(self) -> int:
         """Threads per CTA."""
         return WARPGROUP_THREADS * (self.consumer_warpgroups + 1)
@@ -82,6 +87,11 @@ class BackwardConfig:
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""
         return gradient in self.gradients
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """What sets a kernel apart beside its tile."""
+        return ("deterministic",) if self.deterministic else ()
 
     @property
     def threads(self) -> int:
@@ -148,7 +158,7 @@ class ForwardConfigSm80:
     """An Ampere forward kernel: all warps load and compute, stacked along the query rows.
 
     K and V have `stages_kv` (2 or more) cp.async stages; `q_in_registers` keeps Q's fragments in
-    registers over all keys.
+    registers over all keys. `group` is as in `ForwardConfig`.
     """
 
     tile_m: int
@@ -164,6 +174,11 @@ class ForwardConfigSm80:
     def queries(self) -> int:
         """Queries per CTA."""
         return self.tile_m // self.group
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """What sets a kernel apart beside its tile."""
+        return (f"group{self.group}",) if self.group > 1 else ()
 
     @property
     def threads(self) -> int:
@@ -218,6 +233,11 @@ class BackwardConfigSm80:
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""
         return gradient in self.gradients
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        """What sets a kernel apart beside its tile."""
+        return ("deterministic",) if self.deterministic else ()
 
 
 MainConfig = ForwardConfig | BackwardConfig | ForwardConfigSm80 | BackwardConfigSm80

@@ -30,24 +30,18 @@ class AttentionKernel(Generic[ConfigT]):
 
     def _name_parts(self) -> list[str]:
         config, signature = self.config, self.signature
-        group = getattr(config, "group", 1)
-        flags = {
-            f"group{group}": group > 1,
-            "softcap": self.capped,
-            "packed": self.packed,
-            "deterministic": getattr(config, "deterministic", False),
-        }
+        flags = {"softcap": self.capped, "packed": self.packed}
         return [
             f"hopperflash_{self.kind}_{signature.dtype.value}",
             f"d{config.head_dim}x{config.head_dim_v}",
             f"{config.tile_m}x{config.tile_n}",
             signature.mask_kind.value,
             *(flag for flag, on in flags.items() if on),
+            *config.variant,
         ]
 
-    def band(self, window_left: Int32, window_right: Int32) -> Band:
-        """The mask, whose kind is part of the compiled code."""
-        group = getattr(self.config, "group", 1)
+    def band(self, window_left: Int32, window_right: Int32, group: int = 1) -> Band:
+        """The mask, whose kind is part of the compiled code, of tiles of `group` heads."""
         return Band(self.signature.mask_kind, window_left, window_right, group)
 
     def grid(self, mTiles: Any, blocks: Int32, heads: Int32, batch: Int32) -> tuple[Any, ...]:

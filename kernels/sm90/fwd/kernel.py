@@ -178,7 +178,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         if warp_idx == 0:
             for tma_X in tensors[:4]:
                 cpasync.prefetch_descriptor(tma_X.atom)
-        band = self.band(*window)
+        band = self.band(*window, self.config.group)
         # Causal tiles near the end see the most keys: start them first.
         tile_heads = heads[0] // self.config.group
         tile = assigned_tile(mTiles, tile_heads, seqlens, descending=band.causal)
