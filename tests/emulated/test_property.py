@@ -17,7 +17,7 @@ from tests.support.drawn import Drawn, check, problems, variant_of
 pytestmark = pytest.mark.emulated
 
 DRAWS = 5  # problems a test
-DEFAULT, LONG = 8, 60  # tests an architecture: 40 and 300 problems
+DEFAULT, LONG = 4, 30  # tests an architecture: 40 and 300 problems on the two emulated ones
 
 
 def _seeds() -> list[Any]:
