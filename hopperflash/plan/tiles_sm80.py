@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import BackwardConfigSm80, ForwardConfigSm80
-from hopperflash.plan.tiles import ANY, first_that_holds, padded_head_dim
+from hopperflash.plan.tiles import ANY, CAUSAL, FULL, WINDOW, first_that_holds, padded_head_dim
 from hopperflash.problem import MaskKind
 
 
@@ -74,7 +74,8 @@ LARGE = TileTable(
         BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16; 240 registers"),
         BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16"),
-        BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
+        BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers", FULL + CAUSAL),
+        BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills, capped or in order", WINDOW),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2; 241 registers"),
         BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
         BackwardTileSm80(128, 256, 64, 64, 8, 4, "FA2; the shared-memory limit"),
@@ -113,7 +114,7 @@ NEWER_LARGE = TileTable(
     backward=(
         *LARGE.backward[:3],
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills on sm_100"),
-        *LARGE.backward[5:],
+        *LARGE.backward[6:],
     ),
 )
 # sm_120, sm_121.

@@ -308,17 +308,19 @@ def add_dQ(ctx: MainloopContext, acc_dQ: cute.Tensor, head: Int32, m_block: Int3
             turn = turns.turn_of(tile, m_block, ctx.band, config.tile_m, config.tile_n)
             turns.wait_for_turn(counter, turn)
         cute.arch.sync_threads()
-    gdQ = sequence_rows(ctx.tensors.mdQ, head, tile.sequence.batch, queries_of(tile))
+    # From the tensor's beginning: a pointer to the sequence's rows would keep two registers.
+    mdQ = ctx.tensors.mdQ[tile.sequence.batch, None, head, None]
+    rows = queries_of(tile)
     cdQ = cute.make_identity_tensor((config.tile_m, config.head_dim))
     tdQcdQ_mn = mn_view(mma.get_slice(tidx).partition_C(cdQ))
     acc_dQ_mn = mn_view(acc_dQ)
     for r in cutlass.range_constexpr(cute.size(acc_dQ_mn, mode=[0])):
         row = m_block * config.tile_m + tdQcdQ_mn[r, 0][0]
-        if row < gdQ.shape[0]:
+        if row < rows.count:
             for c in cutlass.range_constexpr(cute.size(acc_dQ_mn, mode=[1])):
                 column = tdQcdQ_mn[r, c][1]
-                if column < gdQ.shape[1]:
-                    element = cute.domain_offset((row, column), gdQ).iterator
+                if column < mdQ.shape[1]:
+                    element = cute.domain_offset((rows.first + row, column), mdQ).iterator
                     cute.arch.red(
                         element, acc_dQ_mn[r, c], op="add", dtype="f32", sem="relaxed", scope="gpu"
                     )

@@ -12,7 +12,7 @@ from hopperflash.plan import tiles_sm80 as table
 from hopperflash.plan.budget_sm80 import registers, shared_memory
 from hopperflash.plan.feasibility_sm80 import check
 from hopperflash.plan.tiles import ANY, HEAD_DIMS
-from hopperflash.problem import DType, MaskKind
+from hopperflash.problem import DType
 
 SM80, SM86 = arch_of("sm_80"), arch_of("sm_86")
 # One part for each table.
@@ -48,7 +48,8 @@ def test_every_row_is_used(arch):
         (table.table_of(arch).backward, table.backward_tile),
     ):
         for tile in rows:
-            assert lookup(tile.head_dim, tile.head_dim_v, MaskKind.FULL, arch) is tile
+            for mask in tile.masks:
+                assert lookup(tile.head_dim, tile.head_dim_v, mask, arch) is tile
 
 
 @pytest.mark.parametrize(
