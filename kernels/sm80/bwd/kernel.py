@@ -21,6 +21,7 @@ from ...common import operands, softmax, turns
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
 from ...common.block_range import query_block_range
+from ...common.dependent import wait_for_previous
 from ...common.key_tile import KeyTile
 from ...common.sequence import AssignedTile, assigned_tile, first_padded_block, sequence_rows
 from .. import copies, cp_async
@@ -71,6 +72,7 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
             block=(self.config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
+            use_pdl=self.dependent,
             stream=stream,
         )
 
@@ -82,6 +84,7 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
+        wait_for_previous(self.dependent)
         band = self.band(*window)
         _, seqlen_k, heads_k, _ = tensors.mK.shape
         seqlens = Seqlens(q=tensors.mQ.shape[1], k=seqlen_k)

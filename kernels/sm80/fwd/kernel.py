@@ -21,6 +21,7 @@ from ...common import operands, row_statistics, softmax
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
 from ...common.block_range import key_block_range
+from ...common.dependent import wait_for_previous
 from ...common.layouts import mn_view
 from ...common.sequence import (
     AssignedTile,
@@ -82,6 +83,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             block=(self.config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
+            use_pdl=self.dependent,
             stream=stream,
         )
 
@@ -93,6 +95,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
+        wait_for_previous(self.dependent)
         band = self.band(*window)
         _, seqlen_q, heads_q, _ = tensors.mQ.shape
         seqlens = Seqlens(q=seqlen_q, k=tensors.mK.shape[1])
