@@ -247,8 +247,6 @@ def decode_wgmma(ins: Instruction) -> Op:
     from_registers = isinstance(a, Vector)
     if len(d.items) != shape.registers or (from_registers and len(a.items) != 4):
         raise unknown(ins, f"{len(d.items)} accumulator registers, not {shape.registers}")
-    if ins.parts[-1] == "satfinite":
-        raise unknown(ins, "saturating integer accumulators")
     values = [t.value for t in tail]
     scale_a, scale_b = values[:2] if len(values) >= 2 else (1, 1)
     transposes = values[2:]

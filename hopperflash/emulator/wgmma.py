@@ -26,7 +26,7 @@ from .swizzle import (
 )
 
 _SHAPE = re.compile(
-    r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)"
+    r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)(\.satfinite)?"
 )
 _FAMILY = {
     "f16": "f16", "bf16": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8",
@@ -55,6 +55,7 @@ class WgmmaShape:
     a_type: str
     b_type: str
     d_type: str
+    saturates: bool = False
 
     @staticmethod
     def parse(opcode: str) -> "WgmmaShape":
@@ -71,9 +72,10 @@ class WgmmaShape:
             or n % (16 if family == "int8" and n > 32 else 8)
             or not 8 <= n <= 256
             or k * ITEMSIZE[a_type] != 32
+            or (match[6] is not None and family != "int8")
         ):
             raise InvalidDescriptor(f"wgmma shape or types are not emulated: {opcode}")
-        return WgmmaShape(n, k, a_type, b_type, d_type)
+        return WgmmaShape(n, k, a_type, b_type, d_type, match[6] is not None)
 
     @property
     def registers(self) -> int:
@@ -234,18 +236,28 @@ def accumulate(
 ) -> None:
     """Adds a @ b.T to accumulator registers in place, or replaces them (scale-d false).
 
-    `registers` is float32 or int32 [n/2, 32*warps]; a is [16*warps, k], b is [n, k].
+    `registers` is float32 [n/2, 32*warps]; a is [16*warps, k], b is [n, k].
     """
-    if registers.dtype == np.int32:
-        # float64 keeps every integer sum exact.
-        product = np.rint(a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.int32)
-    else:
-        product = a @ b.T
-    packed = pack_accumulator(product)
+    packed = pack_accumulator(a @ b.T)
     if overwrite:
         registers[...] = packed
     else:
         registers += packed
+
+
+def accumulate_integers(
+    registers: NDArray[np.int32], a: Float32, b: Float32, *, overwrite: bool = False,
+    saturates: bool = False,
+) -> None:  # fmt: skip
+    """As `accumulate` for int32 accumulators, which wrap around or saturate."""
+    # float64 keeps every integer sum exact.
+    total = pack_accumulator(a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.int64)
+    if not overwrite:
+        total += registers
+    if saturates:
+        info = np.iinfo(np.int32)
+        total = total.clip(info.min, info.max)
+    registers[...] = total
 
 
 def accumulate_half(

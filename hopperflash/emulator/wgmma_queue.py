@@ -17,6 +17,7 @@ from .wgmma import (
     WgmmaShape,
     accumulate,
     accumulate_half,
+    accumulate_integers,
     decode_smem_descriptor,
     operand_offsets,
     read_operand,
@@ -164,8 +165,13 @@ class WgmmaQueue:
         contiguous = bool((rows == np.arange(lo, lo + count)).all())
         where: Any = slice(lo, lo + count) if contiguous else rows
         registers = bank[where, self._threads].view(kind)
-        function = accumulate_half if op.shape.d_type == "f16" else accumulate
-        function(registers, a, b, overwrite=op.overwrite)
+        if op.shape.d_type == "s32":
+            accumulate_integers(
+                registers, a, b, overwrite=op.overwrite, saturates=op.shape.saturates
+            )
+        else:
+            function = accumulate_half if op.shape.d_type == "f16" else accumulate
+            function(registers, a, b, overwrite=op.overwrite)
         if not contiguous:
             bank[rows, self._threads] = registers.view(np.uint32)
 

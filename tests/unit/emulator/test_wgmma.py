@@ -95,7 +95,7 @@ def test_accumulate():
     wgmma.accumulate(registers, a, b, overwrite=True)
     assert np.array_equal(unpack_accumulator(registers), a @ b.T)
     integers = np.ones((12, 128), np.int32)
-    wgmma.accumulate(integers, a, b)
+    wgmma.accumulate_integers(integers, a, b)
     assert np.array_equal(unpack_accumulator(integers), (a @ b.T).astype(np.int32) + 1)
     halves = np.zeros((6, 128), np.uint32)
     wgmma.accumulate_half(halves, a, b, overwrite=True)
