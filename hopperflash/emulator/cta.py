@@ -258,8 +258,8 @@ class Cta:
         return barrier, barrier.arrive(32 * len(warps), count, warps), point
 
     def arrive_at_cluster(self, g: Any, lanes: Lanes, relaxed: bool) -> None:
-        if not relaxed:
-            self.order.release(g, lanes, self.cluster_barrier.arrivals)
+        release = self.order.release_inits if relaxed else self.order.release
+        release(g, lanes, self.cluster_barrier.arrivals)
         for warp in np.unique(lanes + g.lo >> 5).tolist():
             threads = (self.live >> 32 * warp & 0xFFFFFFFF).bit_count()
             self._cluster_phase[warp] = self.cluster_barrier.phase

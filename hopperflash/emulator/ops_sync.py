@@ -205,8 +205,8 @@ def decode_fence(ins: Instruction) -> Op:
         lanes = active(m, g)
         if lanes.size:
             g.cta.fence_mbarriers({warp for warp, _ in one_lane_per_warp(m, g)})
-            if proxy:
-                g.cta.order.fence(g, lanes)
+            order = g.cta.order
+            (order.fence if proxy else order.fence_inits)(g, lanes)
 
     return effect(ins, lambda row: run)
 

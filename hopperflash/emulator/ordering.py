@@ -46,6 +46,12 @@ class NoOrdering:
     def init_mbarrier(self, barrier: MBarrier) -> None:
         """A warp, its initialiser, initialised an mbarrier."""
 
+    def fence_inits(self, g: Any, lanes: Lanes | None) -> None:
+        """fence.mbarrier_init: relaxed arrivals too hand on the warps' initialisations so far."""
+
+    def release_inits(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        """A relaxed arrival: hands on what fence.mbarrier_init released."""
+
     def use_mbarrier(
         self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
     ) -> None:
@@ -134,12 +140,28 @@ class Ordering(NoOrdering):
         row = self._first + barrier.initialiser
         barrier.origin = (row, self._clocks.now(row))
 
+    def fence_inits(self, g: Any, lanes: Lanes | None) -> None:
+        for row in np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist():
+            own = slice(row, row + 1)
+            self._clocks.reach(own, self._tracker.entity("init", row), self._clocks.now(row))
+            # What it initialises from now on is not covered.
+            self._clocks.release(own)
+
+    def release_inits(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        known = self._clocks.knowledge(self._rows(g, lanes)).known
+        entities = self._tracker.entities("init")
+        if entities:
+            released = np.zeros_like(known)
+            released[entities] = known[entities]
+            point.join(SyncPoint(released))
+
     def use_mbarrier(
         self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
     ) -> None:
         row, clock = barrier.origin
         rows = self._rows(g, lanes)
-        known = self._clocks.known[rows, row]
+        fenced = self._tracker.entity("init", row)
+        known = self._clocks.known[rows][:, (row, fenced)].max(axis=1)
         if (known < clock).any():
             index = np.arange(self._clocks.warps)[rows]
             self._tracker.hazards.report(

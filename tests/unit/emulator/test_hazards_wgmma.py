@@ -22,6 +22,7 @@ DESCRIPTOR = """
     setp.ne.s32 %p5, %r3, 0;
 """
 ZERO = "".join(f"mov.b32 %r{100 + i}, 0; " for i in range(4)) + "\n"
+CLEARED = "and.b32 %r101, %r101, 0;\n"
 A_READY = "".join(f"mov.b32 %r{110 + i}, %r6; " for i in range(4)) + "\n"
 FENCE = "wgmma.fence.sync.aligned;\n"
 D = "{%r100, %r101, %r102, %r103}"
@@ -43,7 +44,8 @@ AGAIN = FENCE + MMA + COMMIT + WAIT
     ("racy", "clean", "report"),
     [
         (READY + MMA + COMMIT + WAIT, START + WAIT, "missing wgmma.fence"),
-        (READY + FENCE + ZERO + MMA + COMMIT + WAIT, START + WAIT, "missing wgmma.fence"),
+        (READY + FENCE + CLEARED + MMA + COMMIT + WAIT,
+         READY + CLEARED + FENCE + MMA + COMMIT + WAIT, "missing wgmma.fence"),
         (START + WAIT + SCALE + MMA + COMMIT + WAIT, START + WAIT + SCALE + AGAIN,
          "missing wgmma.fence"),
         # Reading an accumulator counts as well.
@@ -73,6 +75,19 @@ AGAIN = FENCE + MMA + COMMIT + WAIT
 )  # fmt: skip
 def test_wgmma(racy: str, clean: str, report: str) -> None:
     check_twins(racy, clean, report, threads=128)
+
+
+def test_constants_of_accumulators_may_follow_the_fence() -> None:
+    """Compilers sink them below the fence of `accumulators.fill(0); fence()`."""
+    zero, copy = "mov.b32 %r100, 0;\n", "mov.b32 %r101, %r100; mov.b32 %r102, %r101;\n"
+    clean = READY + FENCE + zero + copy + MMA + COMMIT + WAIT
+    # Copies of anything else are accesses, and so are constants of the A operand.
+    check_twins(READY + FENCE + "mov.b32 %r100, %r5;\n" + copy + MMA + COMMIT + WAIT, clean,
+                "missing wgmma.fence", threads=128)  # fmt: skip
+    check_twins(READY + FENCE + zero + CLEARED + MMA + COMMIT + WAIT, clean,
+                "missing wgmma.fence", threads=128)  # fmt: skip
+    check_twins(READY + FENCE + "mov.b32 %r110, 0;\n" + MMA_RS + COMMIT + WAIT, clean,
+                "missing wgmma.fence", threads=128)  # fmt: skip
 
 
 def test_another_warpgroup_overwrites_what_is_being_read() -> None:
