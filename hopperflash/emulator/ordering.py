@@ -184,7 +184,7 @@ class Ordering(NoOrdering):
         flags = 0
         if is_strong(ins):
             flags |= ATOMIC
-        if nbytes < 4 and "matrix" not in ins.parts[0]:
+        if nbytes < 4:
             flags |= NARROW
         place.order.shadow.generic(addresses, nbytes, warps, ins, write=write, flags=flags)
 

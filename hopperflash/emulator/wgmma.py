@@ -58,6 +58,7 @@ class WgmmaShape:
     saturates: bool = False
 
     @staticmethod
+    @lru_cache(maxsize=1024)
     def parse(opcode: str) -> "WgmmaShape":
         """Reads `wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16`."""
         match = _SHAPE.match(opcode)
@@ -213,14 +214,15 @@ def operand_bits(
 
 def read_operand(
     shared: SharedWindow,
-    descriptors: Sequence[int],
+    parts: Sequence[Sequence[int]],
     rows: int,
     k: int,
     dtype: str,
     mn_major: bool,
 ) -> Float32:
-    """An operand in float32, [rows, k * len(descriptors)]: one descriptor per k-step."""
-    bits = operand_bits(shared, descriptors, rows, k, ITEMSIZE[dtype], mn_major)
+    """An operand in float32, [rows * len(parts), k * steps]: one descriptor per part and k-step."""
+    pieces = [operand_bits(shared, d, rows, k, ITEMSIZE[dtype], mn_major) for d in parts]
+    bits = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if mn_major:
         values: Float32 = to_float32(bits.T, dtype).T
         return values

@@ -5,6 +5,8 @@ For scripts in a process of their own: what is replaced here stays replaced.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from cutlass.base_dsl.dsl import BaseDSL
 from cutlass.base_dsl.jit_executor import JitCompiledFunction
 from cutlass.cute import runtime
 from cutlass.cute import testing as cute_testing
+from cutlass.cutlass_dsl import tvm_ffi_provider  # noqa: F401  # its compiled functions too
 from cutlass.utils import HardwareInfo
 from torch.overrides import TorchFunctionMode
 
@@ -54,7 +57,8 @@ def pose_as_gpu(major: int, minor: int) -> None:
         "get_device_properties": lambda *_: device,
         "get_device_capability": lambda *_: (major, minor), "synchronize": lambda *_: None,
         "current_stream": lambda *_: stream, "default_stream": lambda *_: stream,
-        "Stream": lambda *_, **__: stream,
+        "Stream": lambda *_, **__: stream, "stream": lambda *_: nullcontext(),
+        "Event": lambda **_: SimpleNamespace(record=lambda *_: None, elapsed_time=lambda _: 1.0),
     }  # fmt: skip
     for name, value in replaced.items():
         setattr(torch.cuda, name, value)
@@ -93,5 +97,11 @@ def emulate_everything(run: EmulationRun, schedule: str) -> None:
 
     runtime._Tensor.__init__ = init
     BaseDSL._func = call
-    for kind in (JitCompiledFunction, *JitCompiledFunction.__subclasses__()):
+    for kind in _and_below(JitCompiledFunction):
         kind.__call__ = execute
+
+
+def _and_below(kind: type) -> Iterator[Any]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _and_below(below)

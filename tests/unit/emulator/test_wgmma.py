@@ -82,8 +82,10 @@ def test_read_operand_converts():
         descriptors = [describe(BASE, lbo, 1024, 128)]
         bits = wgmma.operand_bits(shared, descriptors, 64, 16, 2, mn_major)
         for dtype in ("f16", "bf16"):
-            values = wgmma.read_operand(shared, descriptors, 64, 16, dtype, mn_major)
+            values = wgmma.read_operand(shared, [descriptors], 64, 16, dtype, mn_major)
             assert np.array_equal(values, to_float32(np.ascontiguousarray(bits), dtype))
+            twice = wgmma.read_operand(shared, [descriptors] * 2, 64, 16, dtype, mn_major)
+            assert np.array_equal(twice, np.concatenate([values, values]))
 
 
 def test_accumulate():
