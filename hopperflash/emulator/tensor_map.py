@@ -167,16 +167,14 @@ def _overlaps(
     if len(coords) != m.rank:
         raise InvalidDescriptor(f"{len(coords)} coordinates for a tensor map of rank {m.rank}")
     address = m.address
-    shape: list[int] = []
     window: list[slice] = []
-    for coord, box, size, stride in zip(coords, m.box, m.dims, m.strides, strict=True):
-        begin = max(-coord, 0)
-        extent = min(size - coord, box) - begin
-        if extent <= 0:
+    for axis, coord in enumerate(coords):
+        begin = -coord if coord < 0 else 0
+        end = min(m.dims[axis] - coord, m.box[axis])
+        if end <= begin:
             return []
-        address += (coord + begin) * stride
-        shape.append(extent)
-        window.append(slice(begin, begin + extent))
+        address += (coord + begin) * m.strides[axis]
+        window.append(slice(begin, end))
     return _pieces(m, memory, write, address, tuple(window[::-1]))
 
 
@@ -184,9 +182,13 @@ def _pieces(
     m: TensorMap, memory: Memory, write: bool, address: int, window: tuple[slice, ...]
 ) -> list[_Overlap]:
     address %= _ADDRESS_SPACE
-    shape = [part.stop - part.start for part in window]
     steps = m.strides[::-1]
-    last = sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
+    shape, strides, last = [], [], 0
+    for part, step in zip(window, steps, strict=True):
+        extent = part.stop - part.start
+        shape.append(extent)
+        strides.append(step if extent > 1 else 0)
+        last += (extent - 1) * step
     try:
         data = memory.view(address, last + m.element.itemsize, write)
     except AddressError:
@@ -199,7 +201,6 @@ def _pieces(
             row = (*window[:axis], slice(at, at + 1), *window[axis + 1 :])
             pieces += _pieces(m, memory, write, address + i * steps[axis], row)
         return pieces
-    strides = [step if extent > 1 else 0 for step, extent in zip(steps, shape, strict=True)]
     region: NDArray[Any] = np.ndarray(
         shape, dtype=STORAGE[m.element.itemsize], buffer=data, strides=strides
     )
