@@ -21,6 +21,7 @@ from .ordering import NoOrdering, Ordering, is_strong
 from .ptx_ir import Instruction, Symbol
 from .register_rules import FenceState, RegisterPool
 from .registers import RegisterFile
+from .shadow import EXITED
 from .tracker import Tracker
 from .wgmma_queue import WgmmaQueue
 
@@ -91,6 +92,13 @@ class Cta:
             raise AddressError(f"shared address {address:#x} names CTA {rank - 1} of the cluster")
         return self.cluster[rank - 1], address & ((1 << CLUSTER_SHIFT) - 1)
 
+    def check_live(self, ins: Instruction, reached_from: Cta) -> None:
+        """A CTA's shared memory is there while it runs."""
+        if not self.live:
+            self.machine.hazards.report(
+                EXITED, ins, reached_from, f"the access reaches CTA {self.index}"
+            )
+
     def check_shared_range(self, address: int, nbytes: int) -> None:
         place, at = self.resolve_shared(address)
         place.shared.check(at, at + nbytes)
@@ -118,7 +126,7 @@ class Cta:
         nbytes = len(addrs) * size * count
         if space == "shared":
             counters.shared_load_bytes += nbytes
-            place, local = self.place_of(addrs)
+            place, local = self.place_of(addrs, ins)
             values: NDArray[Any] = place.shared.load(local, size, count)
             self.order.access(place, local, size * count, g, lanes, ins, write=False)
             return values
@@ -147,7 +155,7 @@ class Cta:
         counters = self.machine.counters
         if space == "shared":
             counters.shared_store_bytes += values.nbytes
-            place, local = self.place_of(addrs)
+            place, local = self.place_of(addrs, ins)
             place.shared.store(local, values)
             nbytes = values.itemsize * len(values)
             self.order.access(place, local, nbytes, g, lanes, ins, write=True)
@@ -170,7 +178,7 @@ class Cta:
         counters = self.machine.counters
         place, memory, local = self, self.machine.memory, addrs
         if space == "shared":
-            place, local = self.place_of(addrs)
+            place, local = self.place_of(addrs, ins)
             memory = place.shared
             counters.shared_load_bytes += len(addrs) * size
             counters.shared_store_bytes += len(addrs) * size
@@ -183,12 +191,13 @@ class Cta:
         memory.store(local, update(old)[None, :])
         return old
 
-    def place_of(self, addrs: Lanes) -> tuple[Cta, Lanes]:
+    def place_of(self, addrs: Lanes, ins: Instruction) -> tuple[Cta, Lanes]:
         """The CTA that the shared addresses of all lanes name, and its own addresses."""
         rank = int(addrs[0]) >> CLUSTER_SHIFT
         if rank == 0:
             return self, addrs
         place, _ = self.resolve_shared(int(addrs[0]))
+        place.check_live(ins, self)
         return place, addrs & ((1 << CLUSTER_SHIFT) - 1)
 
     def _local(self, addrs: Lanes, g: Any, lanes: Lanes | None) -> Lanes:

@@ -87,6 +87,7 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
                 for group in groups(g, m, at(g), read(g)):
                     where, value = group.values
                     barrier = g.cta.mbarrier(where)
+                    g.cta.resolve_shared(where)[0].check_live(ins, g.cta)
                     g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
                     released = -1
                     for lane in group.lanes.tolist():

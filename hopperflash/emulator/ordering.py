@@ -255,6 +255,9 @@ class Ordering(NoOrdering):
         self._clocks.reach(slice(first, first + 4), entity, clock)
 
     def finish(self, barriers: list[MBarrier]) -> None:
+        if len(self._cta.cluster) > 1:
+            warps = (self._cta.threads + 31) // 32
+            self.shadow.leave(slice(self._first, self._first + warps))
         known = self._clocks.known[:, : self._clocks.entities].max(axis=0)
         for barrier in barriers:
             if barrier.entity >= 0 and known[barrier.entity] < barrier.last_load:

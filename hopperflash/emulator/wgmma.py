@@ -103,6 +103,11 @@ class SmemDescriptor(NamedTuple):
     base_offset: int
     swizzle: int
 
+    @property
+    def row(self) -> int:
+        """The row of its swizzle pattern that it starts in: 0, without a base offset."""
+        return self.start % (8 * self.swizzle) // self.swizzle if self.swizzle else 0
+
 
 @lru_cache(maxsize=65536)
 def decode_smem_descriptor(desc: int) -> SmemDescriptor:

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .element_types import ITEMSIZE
+from .errors import InvalidDescriptor
 from .fragments import fragment_a
 from .memory import SHARED_BASE
 from .ptx_ir import Instruction
+from .swizzle import GRANULE
 from .wgmma import (
     WgmmaShape,
     accumulate,
@@ -42,6 +44,13 @@ class WgmmaOp:
     negate: bool
     a_mn_major: bool
     b_mn_major: bool
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Of the operands in shared memory."""
+        if self.a_registers is None:
+            return self.a_descriptor, self.b_descriptor
+        return (self.b_descriptor,)
 
     def continues(self, other: WgmmaOp) -> bool:
         """Can this operation be computed together with the one before it?"""
@@ -101,10 +110,22 @@ class WgmmaQueue:
         """Bit mask of the A operand's rows, which must not be written."""
 
     def issue(self, op: WgmmaOp) -> None:
+        for descriptor in map(decode_smem_descriptor, op.descriptors):
+            if descriptor.row:
+                self.cta.machine.hazards.report(
+                    "matrix descriptor misaligned", op.ins, self.cta,
+                    f"shared {descriptor.start:#x} is in row {descriptor.row} of its "
+                    f"{8 * descriptor.swizzle}-byte pattern, with base offset 0",
+                )  # fmt: skip
         self.in_flight |= op.d_mask
         self.fragments |= op.a_mask
         if self.cta.machine.full_checks:
             a, b, every = operand_granules(op)
+            if every[0] < 0 or every[-1] >= self.cta.shared.data.size // GRANULE:
+                raise InvalidDescriptor(
+                    f"operand leaves shared memory: {SHARED_BASE + GRANULE * every[0]:#x} to "
+                    f"{SHARED_BASE + GRANULE * (every[-1] + 1):#x}"
+                )
             self.cta.order.wgmma(self._group, self._clock, op.ins, a, b, every)
         self._open.append(op)
 
