@@ -36,6 +36,7 @@ _ACCUMULATORS = {
     "f16": ("f32", "f16"), "bf16": ("f32",), "tf32": ("f32",), "fp8": ("f32", "f16"),
     "int8": ("s32",),
 }  # fmt: skip
+_TILE_M = 64
 _LAYOUT_SPANS = (0, 128, 64, 32)
 
 
@@ -234,6 +235,12 @@ def read_operand(
     return to_float32(bits, dtype)
 
 
+def _product(a: Float32, b: Float32) -> Float32:
+    """a @ b.T by 64 rows: BLAS rounds otherwise for other sizes, and schedules must agree."""
+    product: Float32 = np.matmul(a.reshape(-1, _TILE_M, a.shape[1]), b.T)
+    return product.reshape(a.shape[0], -1)
+
+
 def accumulate(
     registers: NDArray[Any],
     a: Float32,
@@ -245,7 +252,7 @@ def accumulate(
 
     `registers` is float32 [n/2, 32*warps]; a is [16*warps, k], b is [n, k].
     """
-    packed = pack_accumulator(a @ b.T)
+    packed = pack_accumulator(_product(a, b))
     if overwrite:
         registers[...] = packed
     else:
@@ -271,7 +278,7 @@ def accumulate_half(
     registers: Registers, a: Float32, b: Float32, *, overwrite: bool = False
 ) -> None:
     """As `accumulate` for float16 accumulators, two columns per register [n/4, 32*warps]."""
-    total = a @ b.T
+    total = _product(a, b)
     if not overwrite:
         total += to_float32(unpack_half_accumulator(registers), "f16")
     registers[...] = pack_half_accumulator(from_float32(total, "f16"))

@@ -134,6 +134,7 @@ FAULTS = (
     ),
     Fault("copy-commit", _GUARD + r"cp\.async\.commit_group"),
     Fault("copy-wait", _GUARD + r"cp\.async\.wait_(?:group|all)"),
+    Fault("copy-wait-for-older", _GUARD + r"cp\.async\.wait_group\s+" + _VALUE, _one_more_group),
     Fault("elect", r"elect\.sync\s+(?P<lane>[%\w]+)\|(?P<flag>%\w+)", _every_lane),
     Fault("global-release", _GUARD + r"(?:red|st|atom)\.(?:global\.)?\S*release",
           lambda match: match.string.replace("release", "relaxed").replace("acq_rel", "relaxed")),
@@ -152,6 +153,7 @@ class Subject:
     check: Callable[[], None] = field(repr=False)
     long_check: Callable[[], None] | None = field(default=None, repr=False)
     """A longer run, for faults that need many rounds of a pipeline to show."""
+    arch: str = "sm_90a"
 
 
 class MutantKernel:
@@ -211,7 +213,7 @@ def dissect(subject: Subject) -> Anatomy:
     """Runs the subject unbroken, which must be right and clean."""
     with (
         mutated(subject.kernel, lambda ptx: ptx) as launched,
-        hopperflash.emulate("sm_90a", schedule="lazy") as run,
+        hopperflash.emulate(subject.arch, schedule="lazy") as run,
     ):
         subject.check()
     assert run.hazards == []
@@ -227,7 +229,7 @@ def noticed(subject: Subject, fault: Fault, sites: list[int]) -> str:
     for check, (schedule, seed) in product(checks, RUNS):
         with mutated(subject.kernel, lambda ptx: fault.seed(ptx, sites)):
             try:
-                with hopperflash.emulate("sm_90a", schedule=schedule, seed=seed) as run:
+                with hopperflash.emulate(subject.arch, schedule=schedule, seed=seed) as run:
                     check()
             except EmulationError as error:
                 return f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -48,7 +48,31 @@ def _backward(head_dim: int) -> Subject:
     )
 
 
-SUBJECTS = (_forward(64), _forward(128), _backward(128))
+def _forward_sm80() -> Subject:
+    """Two causal row blocks of 128 over up to six key blocks of 64 in a ring of two stages."""
+
+    def check() -> None:
+        case = Case("mutant", seqlen_q=200, seqlen_k=330, causal=True)
+        check_forward(case, hopperflash.flash_attn_func)
+
+    return Subject("forward-sm80-d64", "ForwardSm80", check, arch="sm_80")
+
+
+def _backward_sm80() -> Subject:
+    """Three key tiles of 128 that take turns at dQ, for five query tiles of 64 in a ring."""
+
+    def check() -> None:
+        case = BackwardCase(
+            "mutant", seqlen_q=257, seqlen_k=320, causal=True, deterministic=True
+        )
+        check_backward(case, hopperflash.flash_attn_func)
+
+    return Subject("backward-sm80-d64", "BackwardSm80", check, arch="sm_80")
+
+
+SUBJECTS = (
+    _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
+)  # fmt: skip
 
 
 class Harmless(NamedTuple):
