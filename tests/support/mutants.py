@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault("mbarrier-init-fence", _GUARD + r"fence\.mbarrier_init"),
     Fault("proxy-fence", _GUARD + r"fence\.proxy\.async"),
-    Fault("named-barrier-sync", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.sync\S*\s+(?!0;)[^;]"),
+    Fault("named-barrier-sync", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.sync\S*\s+(?!0;)[^;\s]"),
     Fault("named-barrier-arrive", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.arrive"),
     Fault("syncthreads", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.sync\S*\s+0;"),
     Fault("warp-barrier", _GUARD + r"bar\.warp\.sync"),
