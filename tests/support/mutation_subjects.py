@@ -62,9 +62,7 @@ def _backward_sm80() -> Subject:
     """Three key tiles of 128 that take turns at dQ, for five query tiles of 64 in a ring."""
 
     def check() -> None:
-        case = BackwardCase(
-            "mutant", seqlen_q=257, seqlen_k=320, causal=True, deterministic=True
-        )
+        case = BackwardCase("mutant", seqlen_q=257, seqlen_k=320, causal=True, deterministic=True)
         check_backward(case, hopperflash.flash_attn_func)
 
     return Subject("backward-sm80-d64", "BackwardSm80", check, arch="sm_80")
@@ -127,7 +125,33 @@ _BACKWARD = (
         "the tile, and the producer has waited for that.",
     ),
 )  # fmt: skip
-_TABLE = (("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD))
+_NOTHING_LEFT = (
+    "The wait behind the loop: the groups that may be outstanding there are the empty ones past "
+    "the last block."
+)
+_FORWARD_SM80 = (
+    (
+        "syncthreads", 5,
+        "The barrier before O takes the memory of Q. Q is read once, into registers, and barriers "
+        "of the loop lie between.",
+    ),
+    (
+        "copy-commit", 0,
+        "The commit of Q and the first K. They join the group of the first V, and the wait before "
+        "Q goes into registers covers all groups.",
+    ),
+    ("copy-wait", 5, _NOTHING_LEFT),
+    (
+        "copy-wait-for-older", 0,
+        "The wait before Q goes into registers. Q and the first K are in the first group; the loop "
+        "waits for the second, of V.",
+    ),
+    ("copy-wait-for-older", 5, _NOTHING_LEFT),
+)  # fmt: skip
+_TABLE = (
+    ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
+    ("forward-sm80-d64", _FORWARD_SM80),
+)  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
 
 
