@@ -18,6 +18,7 @@ from .hazards import HazardLog
 from .ptx_ir import Instruction
 
 Known = dict[Any, int]
+_FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"}
 
 
 class Entity(NamedTuple):
@@ -84,8 +85,10 @@ class GlobalOrder(NoGlobalOrder):
 
     watches = True
 
-    def __init__(self, hazards: HazardLog) -> None:
+    def __init__(self, hazards: HazardLog, ordered: bool = False) -> None:
+        """`ordered` asks that something fixes the order of floating-point additions as well."""
         self._hazards = hazards
+        self._ordered = ordered
         self._clusters: dict[int, _Cluster] = {}
         self._flags: dict[int, Known] = {}
         self._shadow: dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
@@ -172,13 +175,16 @@ class GlobalOrder(NoGlobalOrder):
             before = self._accesses[number]
             if before is None or before.entity == Entity(now.entity.cluster):
                 continue
-            if before.entity == now.entity or (before.atomic and now.atomic):
+            if before.entity == now.entity or known.get(before.entity, 0) >= before.clock:
                 continue
-            if known.get(before.entity, 0) < before.clock:
-                self._hazards.report(
-                    f"global memory {verb} with no synchronisation after its {earlier}", now.ins,
-                    now.cta, f"by CTA {before.cta.index}", other=before.ins,
-                )  # fmt: skip
+            kind = f"global memory {verb} with no synchronisation after its {earlier}"
+            if before.atomic and now.atomic:
+                if not self._ordered or not (_adds_floats(before.ins) and _adds_floats(now.ins)):
+                    continue
+                kind = "floating-point additions in no fixed order"
+            self._hazards.report(
+                kind, now.ins, now.cta, f"by CTA {before.cta.index}", other=before.ins
+            )
 
     # Order
 
@@ -214,6 +220,10 @@ class GlobalOrder(NoGlobalOrder):
     def stored(self, cta: Any, warp: int, clock: int) -> None:
         entity = Entity(cta.cluster[0].serial, f"{cta.rank}:{warp}")
         _join(self._state(cta).known, {entity: clock})
+
+
+def _adds_floats(ins: Instruction) -> bool:
+    return "add" in ins.parts and not _FLOATS.isdisjoint(ins.parts)
 
 
 def _join(known: Known, other: Known) -> None:

@@ -154,6 +154,7 @@ class Subject:
     long_check: Callable[[], None] | None = field(default=None, repr=False)
     """A longer run, for faults that need many rounds of a pipeline to show."""
     arch: str = "sm_90a"
+    hazards: str = "full"
 
 
 class MutantKernel:
@@ -213,7 +214,7 @@ def dissect(subject: Subject) -> Anatomy:
     """Runs the subject unbroken, which must be right and clean."""
     with (
         mutated(subject.kernel, lambda ptx: ptx) as launched,
-        hopperflash.emulate(subject.arch, schedule="lazy") as run,
+        hopperflash.emulate(subject.arch, schedule="lazy", hazards=subject.hazards) as run,
     ):
         subject.check()
     assert run.hazards == []
@@ -226,10 +227,13 @@ def dissect(subject: Subject) -> Anatomy:
 def noticed(subject: Subject, fault: Fault, sites: list[int]) -> str:
     """How a run with the fault at these sites comes to notice; "" where none does."""
     checks = [subject.check] + ([subject.long_check] if subject.long_check else [])
+    options = {"hazards": subject.hazards}
     for check, (schedule, seed) in product(checks, RUNS):
         with mutated(subject.kernel, lambda ptx: fault.seed(ptx, sites)):
             try:
-                with hopperflash.emulate(subject.arch, schedule=schedule, seed=seed) as run:
+                with hopperflash.emulate(
+                    subject.arch, schedule=schedule, seed=seed, **options
+                ) as run:
                     check()
             except EmulationError as error:
                 return f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -44,8 +44,9 @@ def _backward(head_dim: int) -> Subject:
 
     name = f"backward-d{head_dim}"
     return Subject(
-        name, "BackwardSm90", partial(check, 320, 320, True), partial(check, 1920, 64, False)
-    )
+        name, "BackwardSm90", partial(check, 320, 320, True), partial(check, 1920, 64, False),
+        hazards="ordered",
+    )  # fmt: skip
 
 
 def _forward_sm80() -> Subject:
@@ -65,7 +66,7 @@ def _backward_sm80() -> Subject:
         case = BackwardCase("mutant", seqlen_q=257, seqlen_k=320, causal=True, deterministic=True)
         check_backward(case, hopperflash.flash_attn_func)
 
-    return Subject("backward-sm80-d64", "BackwardSm80", check, arch="sm_80")
+    return Subject("backward-sm80-d64", "BackwardSm80", check, arch="sm_80", hazards="ordered")
 
 
 SUBJECTS = (

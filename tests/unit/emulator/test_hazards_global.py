@@ -98,6 +98,34 @@ def test_a_bulk_store_is_known_after_the_full_wait() -> None:
         assert all("no synchronisation after its" in hazard for hazard in found)
 
 
+ADD = "red.relaxed.gpu.global.add.f32 [%d20], %r4;"
+
+
+def test_sums_in_no_fixed_order() -> None:
+    """Only where it is asked for: floating-point additions must be ordered like other accesses."""
+
+    def found(signal: str, wait: str, add: str, checks: str, schedule: str, seed: int) -> list[str]:
+        body = f"""
+            mov.b32 %r4, 0f3F800000; mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0;
+            add.s64 %d20, %d0, %d30; setp.ne.u32 %p2, %r0, 0; @%p1 bra SECOND;
+            {add} {signal} ret;
+        SECOND:
+            {wait} {add}
+        """
+        data, flag = np.zeros(1024, np.float32), np.zeros(1, np.uint32)
+        return execute(
+            body, data, flag, grid=2, schedule=schedule, seed=seed, checks=checks
+        ).hazards
+
+    for schedule, seed in RUNS:
+        assert found(RELEASE, ACQUIRE, ADD, "ordered", schedule, seed) == []
+        assert found("", "", ADD, "full", schedule, seed) == []
+        assert found("", "", ADD.replace("f32", "u32"), "ordered", schedule, seed) == []
+        for signal, wait in (("", ""), (RELAXED, ACQUIRE), (RELEASE, RELAXED_LOAD)):
+            (hazard,) = found(signal, wait, ADD, "ordered", schedule, seed)
+            assert "floating-point additions in no fixed order" in hazard
+
+
 def test_turns_order_what_they_enclose() -> None:
     # CTA i adds in its turn, as the deterministic backward does.
     body = """
