@@ -16,6 +16,7 @@ from .codegen import param_offset
 from .copy_groups import Copy, CopyGroups
 from .decode import Op
 from .errors import AddressError, BarrierError
+from .global_order import adds_floats
 from .memory import CLUSTER_SHIFT, LOCAL_BASE, SharedMemory, unsigned
 from .ordering import NoOrdering, Ordering, is_strong
 from .ptx_ir import Instruction, Symbol
@@ -137,7 +138,7 @@ class Cta:
         self.machine.global_order.begin(self, ins, atomic=strong)
         values = self.machine.memory.load(addrs, size, count)
         if strong:
-            self.machine.global_order.flag(self, addrs, ins, read=True, write=False)
+            self._flag(addrs, g, lanes, ins, read=True)
         return values
 
     def store(
@@ -167,7 +168,7 @@ class Cta:
             self.machine.global_order.begin(self, ins, atomic=strong)
             self.machine.memory.store(addrs, values)
             if strong:
-                self.machine.global_order.flag(self, addrs, ins, read=False, write=True)
+                self._flag(addrs, g, lanes, ins, write=True)
 
     def atomic(
         self, space: str, addrs: Lanes, size: int, update: Callable[[Any], Any], g: Any,
@@ -186,10 +187,22 @@ class Cta:
         else:
             counters.global_atomic_bytes += len(addrs) * size
             self.machine.global_order.begin(self, ins, atomic=True)
-            self.machine.global_order.flag(self, addrs, ins, read=True, write=True)
+            self._flag(addrs, g, lanes, ins, read=True, write=True)
         old: NDArray[Any] = memory.load(local, size, 1)[0]
         memory.store(local, update(old)[None, :])
         return old
+
+    def _flag(
+        self, addrs: Lanes, g: Any, lanes: Lanes | None, ins: Instruction, *,
+        read: bool = False, write: bool = False,
+    ) -> None:  # fmt: skip
+        """A strong access to global memory."""
+        order = self.machine.global_order
+        order.flag(self, addrs, ins, read=read, write=write)
+        if order.ordered and lanes is not None and adds_floats(ins):
+            self.order.add(g, lanes, ins)
+        elif order.ordered:
+            self.order.flag(g, lanes, ins)
 
     def place_of(self, addrs: Lanes, ins: Instruction) -> tuple[Cta, Lanes]:
         """The CTA that the shared addresses of all lanes name, and its own addresses."""

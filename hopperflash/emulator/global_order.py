@@ -50,6 +50,7 @@ class NoGlobalOrder:
     """Keeps no record."""
 
     watches = False
+    ordered = False
 
     def begin(self, cta: Any, ins: Instruction, *, atomic: bool = False, warp: int | None = None,
               clock: int = 0) -> None:  # fmt: skip
@@ -88,7 +89,7 @@ class GlobalOrder(NoGlobalOrder):
     def __init__(self, hazards: HazardLog, ordered: bool = False) -> None:
         """`ordered` asks that something fixes the order of floating-point additions as well."""
         self._hazards = hazards
-        self._ordered = ordered
+        self.ordered = ordered
         self._clusters: dict[int, _Cluster] = {}
         self._flags: dict[int, Known] = {}
         self._shadow: dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
@@ -179,7 +180,7 @@ class GlobalOrder(NoGlobalOrder):
                 continue
             kind = f"global memory {verb} with no synchronisation after its {earlier}"
             if before.atomic and now.atomic:
-                if not self._ordered or not (_adds_floats(before.ins) and _adds_floats(now.ins)):
+                if not self.ordered or not (adds_floats(before.ins) and adds_floats(now.ins)):
                     continue
                 kind = "floating-point additions in no fixed order"
             self._hazards.report(
@@ -222,7 +223,7 @@ class GlobalOrder(NoGlobalOrder):
         _join(self._state(cta).known, {entity: clock})
 
 
-def _adds_floats(ins: Instruction) -> bool:
+def adds_floats(ins: Instruction) -> bool:
     return "add" in ins.parts and not _FLOATS.isdisjoint(ins.parts)
 
 

@@ -93,6 +93,12 @@ class NoOrdering:
     def wgmma_done(self, group: int, clock: int) -> None:
         """The warpgroup waited for its wgmma groups up to `clock`."""
 
+    def flag(self, g: Any, lanes: Lanes | None, ins: Instruction) -> None:
+        """A strong access to global memory, which may take or pass a turn."""
+
+    def add(self, g: Any, lanes: Lanes, ins: Instruction) -> None:
+        """Lanes add floating-point numbers in global memory."""
+
     def finish(self, barriers: list[MBarrier]) -> None:
         """The CTA is done."""
 
@@ -106,6 +112,10 @@ class Ordering(NoOrdering):
         self._clocks = tracker.clocks
         self._first = cta.rank * ((cta.threads + 31) // 32)
         self.shadow = Shadow(tracker, cta, cta.shared.size)
+        self._turn: tuple[int, int, Instruction] | None = None
+        """Who acquired last in global memory, when and where."""
+        self._added: dict[int, int] = {}
+        """When each warp last added there."""
 
     def _rows(self, g: Any, lanes: Lanes | None) -> Any:
         if lanes is None or g.first_warp == g.last_warp:
@@ -253,6 +263,36 @@ class Ordering(NoOrdering):
         first = self._first + 4 * group
         entity = self._tracker.entity("wgmma", first)
         self._clocks.reach(slice(first, first + 4), entity, clock)
+
+    # The order of sums in global memory, within the CTA
+
+    def flag(self, g: Any, lanes: Lanes | None, ins: Instruction) -> None:
+        rows = np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist()
+        if not {"release", "acq_rel"}.isdisjoint(ins.parts):
+            known = self._clocks.known[rows].max(axis=0)
+            late = [row for row, clock in self._added.items() if known[row] < clock]
+            if late:
+                self._unordered(ins, f"{self._tracker.warp_name(late[0])} added before it", rows[0])
+        if not {"acquire", "acq_rel"}.isdisjoint(ins.parts):
+            self._turn = (rows[0], self._clocks.now(rows[0]), ins)
+        # What follows is not part of what was passed or taken.
+        self._clocks.release(self._rows(g, lanes))
+
+    def add(self, g: Any, lanes: Lanes, ins: Instruction) -> None:
+        for row in np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist():
+            self._added[row] = self._clocks.now(row)
+            if self._turn is not None and self._clocks.known[row, self._turn[0]] < self._turn[1]:
+                taken = self._tracker.warp_name(self._turn[0])
+                self._unordered(ins, f"{taken} acquired a turn before it", row, self._turn[2])
+
+    def _unordered(
+        self, ins: Instruction, detail: str, row: int, other: Instruction | None = None
+    ) -> None:
+        self._tracker.hazards.report(
+            "floating-point additions in no fixed order", ins, self._cta,
+            f"{detail}, with no synchronisation between", who=self._tracker.warp_name(row),
+            other=other,
+        )  # fmt: skip
 
     def finish(self, barriers: list[MBarrier]) -> None:
         if len(self._cta.cluster) > 1:

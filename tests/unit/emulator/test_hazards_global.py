@@ -126,6 +126,32 @@ def test_sums_in_no_fixed_order() -> None:
             assert "floating-point additions in no fixed order" in hazard
 
 
+@pytest.mark.parametrize("missing", ["before", "after"])
+def test_a_turn_of_one_warp_for_all(missing: str) -> None:
+    """Thread 0 waits for the turn and passes it on; barriers tell the other warp."""
+    body = """
+        mov.u32 %r2, %ctaid.x; setp.ne.u32 %p2, %r0, 0; mov.b32 %r4, 0f3F800000;
+        add.s64 %d20, %d0, %d30; @%p2 bra TAKEN;
+    TURN:
+        ld.acquire.gpu.global.b32 %r9, [%d1]; setp.ne.u32 %p3, %r9, %r2; @%p3 bra TURN;
+    TAKEN:
+        {before}
+        red.relaxed.gpu.global.add.f32 [%d20], %r4;
+        {after}
+        @!%p2 red.release.gpu.global.add.u32 [%d1], 1;
+    """
+    clean = {"before": "bar.sync 0;", "after": "bar.sync 0;"}
+    for schedule, seed in RUNS:
+        for barriers in (clean, clean | {missing: ""}):
+            data, turn = np.zeros(1024, np.float32), np.zeros(1, np.uint32)
+            outcome = execute(
+                body.format(**barriers), data, turn, threads=64, grid=2, schedule=schedule,
+                seed=seed, checks="ordered",
+            )  # fmt: skip
+            assert bool(outcome.hazards) == (barriers is not clean)
+            assert all("in no fixed order" in hazard for hazard in outcome.hazards)
+
+
 def test_turns_order_what_they_enclose() -> None:
     # CTA i adds in its turn, as the deterministic backward does.
     body = """
