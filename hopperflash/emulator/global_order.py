@@ -18,7 +18,7 @@ from .hazards import HazardLog
 from .ptx_ir import Instruction
 
 Known = dict[Any, int]
-_FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"}
+_FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tensor"}
 
 
 class Entity(NamedTuple):
@@ -224,6 +224,7 @@ class GlobalOrder(NoGlobalOrder):
 
 
 def adds_floats(ins: Instruction) -> bool:
+    # A tensor copy does not name its type.
     return "add" in ins.parts and not _FLOATS.isdisjoint(ins.parts)
 
 

@@ -116,6 +116,8 @@ class Ordering(NoOrdering):
         """Who acquired last in global memory, when and where."""
         self._added: dict[int, int] = {}
         """When each warp last added there."""
+        self._added_in_bulk: dict[int, int] = {}
+        """When each warp last waited for bulk additions; before that, when it issued one."""
 
     def _rows(self, g: Any, lanes: Lanes | None) -> Any:
         if lanes is None or g.first_warp == g.last_warp:
@@ -232,6 +234,8 @@ class Ordering(NoOrdering):
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
         actor = self._actor("bulk", self._first + warp, clock, warp, ins)
         self.shadow.async_read(span.start, span.stop - span.start, actor)
+        if self._cta.machine.global_order.ordered and ins.parts[1] == "reduce":
+            self._add_in_bulk(self._first + warp, ins)
 
     def copy(
         self, place: Any, addresses: Lanes, nbytes: int, warp: int, clock: int, ins: Instruction
@@ -241,7 +245,11 @@ class Ordering(NoOrdering):
 
     def groups_done(self, kind: str, warp: int, clock: int) -> None:
         row = self._first + warp
-        self._clocks.reach(slice(row, row + 1), self._tracker.entity(kind, row), clock)
+        own = slice(row, row + 1)
+        self._clocks.reach(own, self._tracker.entity(kind, row), clock)
+        if kind == "bulk" and row in self._added_in_bulk:
+            self._added_in_bulk[row] = self._clocks.now(row)
+            self._clocks.release(own)
 
     def copies_arrive(self, warp: int, clock: int) -> SyncPoint:
         row = self._first + warp
@@ -273,6 +281,9 @@ class Ordering(NoOrdering):
             late = [row for row, clock in self._added.items() if known[row] < clock]
             if late:
                 self._unordered(ins, f"{self._tracker.warp_name(late[0])} added before it", rows[0])
+            fenced = self._clocks.fenced[rows].max(axis=0)
+            if any(fenced[row] < clock for row, clock in self._added_in_bulk.items()):
+                self._unordered(ins, "bulk additions came before it, with no proxy fence", rows[0])
         if not {"acquire", "acq_rel"}.isdisjoint(ins.parts):
             self._turn = (rows[0], self._clocks.now(rows[0]), ins)
         # What follows is not part of what was passed or taken.
@@ -284,6 +295,19 @@ class Ordering(NoOrdering):
             if self._turn is not None and self._clocks.known[row, self._turn[0]] < self._turn[1]:
                 taken = self._tracker.warp_name(self._turn[0])
                 self._unordered(ins, f"{taken} acquired a turn before it", row, self._turn[2])
+
+    def _add_in_bulk(self, row: int, ins: Instruction) -> None:
+        self._added_in_bulk[row] = self._clocks.now(row)
+        if self._turn is None:
+            return
+        taken, clock, other = self._turn
+        name = self._tracker.warp_name(taken)
+        if self._clocks.known[row, taken] < clock:
+            self._unordered(ins, f"{name} acquired a turn before it", row, other)
+        elif self._clocks.fenced[row, taken] < clock:
+            self._unordered(
+                ins, f"{name} acquired a turn before it, with no proxy fence", row, other
+            )
 
     def _unordered(
         self, ins: Instruction, detail: str, row: int, other: Instruction | None = None

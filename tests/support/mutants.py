@@ -72,7 +72,9 @@ class Fault:
         lines = ptx.splitlines()
         for site in sites:
             match = re.search(self.pattern, lines[site])
-            assert match is not None, lines[site]
+            if match is None:
+                # Not an AssertionError, which would pass for a wrong result.
+                raise ValueError(f"{self.name} cannot strike {lines[site]!r}: another kernel?")
             lines[site] = self.change(match)
         return "\n".join(lines)
 
