@@ -202,11 +202,17 @@ def decode_fence(ins: Instruction) -> Op:
     if not proxy and "mbarrier_init" not in ins.opcode:
         return effect(ins, lambda row: lambda g, m: g.cta.machine.global_order.fence(g.cta))
 
+    space = ins.opcode.partition("async")[2]
+
     def run(g: Any, m: Any) -> None:
         lanes = active(m, g)
-        if lanes.size:
+        if not lanes.size:
+            return
+        order = g.cta.order
+        if proxy and space in ("", ".global"):
+            order.fence_global(g, lanes)
+        if space != ".global":
             g.cta.fence_mbarriers({warp for warp, _ in one_lane_per_warp(m, g)})
-            order = g.cta.order
             (order.fence if proxy else order.fence_inits)(g, lanes)
 
     return effect(ins, lambda row: run)

@@ -41,7 +41,10 @@ class NoOrdering:
         """As `acquire` for warps of the CTA."""
 
     def fence(self, g: Any, lanes: Lanes | None) -> None:
-        """fence.proxy.async."""
+        """fence.proxy.async for shared memory."""
+
+    def fence_global(self, g: Any, lanes: Lanes | None) -> None:
+        """fence.proxy.async for global memory."""
 
     def init_mbarrier(self, barrier: MBarrier) -> None:
         """A warp, its initialiser, initialised an mbarrier."""
@@ -118,6 +121,8 @@ class Ordering(NoOrdering):
         """When each warp last added there."""
         self._added_in_bulk: dict[int, int] = {}
         """When each warp last waited for bulk additions; before that, when it issued one."""
+        self._fenced_global: dict[int, NDArray[np.int32]] = {}
+        """What each warp knew at its last proxy fence for global memory."""
 
     def _rows(self, g: Any, lanes: Lanes | None) -> Any:
         if lanes is None or g.first_warp == g.last_warp:
@@ -147,6 +152,11 @@ class Ordering(NoOrdering):
 
     def fence(self, g: Any, lanes: Lanes | None) -> None:
         self._clocks.fence(self._rows(g, lanes))
+
+    def fence_global(self, g: Any, lanes: Lanes | None) -> None:
+        for row in np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist():
+            self._fenced_global[row] = self._clocks.known[row].copy()
+            self._clocks.release(slice(row, row + 1))
 
     def init_mbarrier(self, barrier: MBarrier) -> None:
         row = self._first + barrier.initialiser
@@ -281,8 +291,9 @@ class Ordering(NoOrdering):
             late = [row for row, clock in self._added.items() if known[row] < clock]
             if late:
                 self._unordered(ins, f"{self._tracker.warp_name(late[0])} added before it", rows[0])
-            fenced = self._clocks.fenced[rows].max(axis=0)
-            if any(fenced[row] < clock for row, clock in self._added_in_bulk.items()):
+            if any(
+                self._fenced(rows[0], row) < clock for row, clock in self._added_in_bulk.items()
+            ):
                 self._unordered(ins, "bulk additions came before it, with no proxy fence", rows[0])
         if not {"acquire", "acq_rel"}.isdisjoint(ins.parts):
             self._turn = (rows[0], self._clocks.now(rows[0]), ins)
@@ -304,10 +315,15 @@ class Ordering(NoOrdering):
         name = self._tracker.warp_name(taken)
         if self._clocks.known[row, taken] < clock:
             self._unordered(ins, f"{name} acquired a turn before it", row, other)
-        elif self._clocks.fenced[row, taken] < clock:
+        elif self._fenced(row, taken) < clock:
             self._unordered(
                 ins, f"{name} acquired a turn before it, with no proxy fence", row, other
             )
+
+    def _fenced(self, row: int, other: int) -> int:
+        """How far a warp knew another when it last fenced global memory."""
+        known = self._fenced_global.get(row)
+        return 0 if known is None else int(known[other])
 
     def _unordered(
         self, ins: Instruction, detail: str, row: int, other: Instruction | None = None
