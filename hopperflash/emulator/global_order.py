@@ -202,7 +202,8 @@ class GlobalOrder(NoGlobalOrder):
         for address in np.unique(addresses).tolist():
             left = self._flags.get(address)
             if read and left is not None:
-                if acquires or state.fence is not None:
+                # A relaxed read acquires at the next fence, not by one before it.
+                if acquires:
                     _join(state.known, left)
                 else:
                     state.seen.append(left)

@@ -112,6 +112,13 @@ _MERGED_GROUP = (
     "The commit of dV += P^T dO. Its wgmmas join the group of dQ = dS K, and the wait that lets "
     "only dK's group pass covers both."
 )
+_FILLED_ONCE = (
+    "K and V are filled once: their empty barrier is waited for once, fresh, and no consumer "
+    "arrives. The wait passes at once whatever the count."
+)
+_TURNS_WAITED = (
+    "The store warp's last wait. In turns, each addition was waited for before its turn was passed."
+)
 _BACKWARD = (
     *(("wgmma-fence", site, _FENCED_BEFORE) for site in (1, 3, 4, 6, 8, 9)),
     ("wgmma-fence", 5, _LOOP_BEFORE),
@@ -125,6 +132,15 @@ _BACKWARD = (
         "The producer's wait for a dO buffer. Q's buffer of the same stage is released later in "
         "the tile, and the producer has waited for that.",
     ),
+    ("mbarrier-init-count", 1, _FILLED_ONCE),
+    ("mbarrier-init-fewer", 1, _FILLED_ONCE),
+    (
+        "named-barrier-sync", 3,
+        "The epilogue's first barrier. The last hand-over of dQ is a barrier of all consumer "
+        "warps, behind every GEMM that reads K or V.",
+    ),
+    ("bulk-wait", 1, _TURNS_WAITED),
+    ("bulk-wait-for-older", 1, _TURNS_WAITED),
 )  # fmt: skip
 _NOTHING_LEFT = (
     "The wait behind the loop: the groups that may be outstanding there are the empty ones past "
@@ -149,9 +165,25 @@ _FORWARD_SM80 = (
     ),
     ("copy-wait-for-older", 5, _NOTHING_LEFT),
 )  # fmt: skip
+_TURN_BARRIERS = (
+    "The barrier before a stage is refilled. All GEMMs of the step that read it lie before the "
+    "barrier ahead of dQ, and the two barriers around the turn (deterministic) lie before whatever "
+    "reads the next stage or writes dS."
+)
+_BACKWARD_SM80 = (
+    ("syncthreads", 2, _TURN_BARRIERS),
+    ("syncthreads", 6, _TURN_BARRIERS),
+    (
+        "syncthreads", 9,
+        "The barrier before dK and dV take the memory of K and V. The barriers around the last "
+        "turn (deterministic) lie behind every GEMM that reads them.",
+    ),
+    ("copy-wait", 3, _NOTHING_LEFT),
+    ("copy-wait-for-older", 3, _NOTHING_LEFT),
+)  # fmt: skip
 _TABLE = (
     ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
-    ("forward-sm80-d64", _FORWARD_SM80),
+    ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
 
