@@ -14,6 +14,13 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where public kernels lie that no package index has."""
+    parser.addoption(
+        "--cutlass-examples", metavar="DIR", help="CUTLASS's examples/python/CuTeDSL, to execute"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips GPU tests where there is no GPU; torch is asked only if there are any."""
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]

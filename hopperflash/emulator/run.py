@@ -93,7 +93,9 @@ def launch(
             function takes `cute.runtime.from_dlpack(...)` tensors and a stream.
         schedule: when asynchronous work lands: "eager", "lazy" or "random".
         seed: seed of the random schedule.
-        hazards: "full" for every check, "basic" for those that cost little: no races.
+        hazards: "full" for every check, "basic" for those that cost little: no races. "ordered" is
+            "full" for kernels that must give the same bits in every run: also reported is when
+            CTAs add floating-point numbers to one address in no fixed order.
         ctas: execute some CTAs only: about so many, spread evenly over each grid, or those whose
             index (x, y, z) the callable takes; whole clusters. What the others write stays as it
             was, and the counters are of what ran.
