@@ -1,6 +1,7 @@
 """Exports the host code of a compiled function as a `HostObject`: the only part that needs the
 compiler."""
 
+import importlib
 import platform
 import re
 import tempfile
@@ -47,6 +48,11 @@ def export_host(compiled: Any) -> HostObject:
     )
 
 
+def _mlir(name: str) -> Any:
+    """A module of the compiler's MLIR, whose stubs leave most of it out."""
+    return importlib.import_module(f"cutlass._mlir.{name}")
+
+
 def _is_runtime(name: str) -> bool:
     return name.startswith(_RUNTIME_PREFIXES)
 
@@ -66,8 +72,7 @@ def _declared_types(module: Any) -> list[tuple[str, str]]:
 
 def _for_any_cpu(module: Any) -> None:
     """Has code generated for the least CPU of the architecture, not for the one at hand."""
-    from cutlass._mlir import ir
-
+    ir = _mlir("ir")
     baseline = _BASELINE.get(platform.machine())
     if baseline is None:
         return
@@ -82,9 +87,7 @@ def _for_any_cpu(module: Any) -> None:
 
 def _trampolines(types: dict[str, str]) -> bytes:
     """An object with a function of each name and type that jumps to what `bind` was given."""
-    from cutlass._mlir import ir
-    from cutlass._mlir._mlir_libs._cutlass_ir import _aot_support
-
+    ir, aot = _mlir("ir"), _mlir("_mlir_libs._cutlass_ir")._aot_support
     jumps = [_jump(index, name, kind) for index, (name, kind) in enumerate(types.items())]
     array = f"!llvm.array<{len(types)} x ptr>"
     text = f"""module {{
@@ -98,7 +101,7 @@ def _trampolines(types: dict[str, str]) -> bytes:
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(text)
         _for_any_cpu(module)
-        exported: bytes = _aot_support.export_module_to_bytes(module, format="o", opt_level=2)
+        exported: bytes = aot.export_module_to_bytes(module, format="o", opt_level=2)
     return exported
 
 
