@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
@@ -36,7 +37,6 @@ class WarmOptions:
     head_dim_v: Annotated[int | None, flag("Head dim of V.", show_default="head_dim")] = None
     heads: Annotated[int | None, flag("Query heads.", show_default="2")] = None
     kv_heads: Annotated[int | None, flag("Key heads; divides heads.")] = None
-    seqlen: Annotated[int | None, flag("Queries and keys.", show_default="512")] = None
     packed: Annotated[bool, flag("Packed sequences.", "--packed")] = False
     window: Annotated[str | None, flag("LEFT,RIGHT keys a query sees; -1 is unbounded.")] = None
     softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
@@ -95,7 +95,7 @@ def kernels_of(options: WarmOptions) -> list[KernelSpec]:
         try:
             specs.update(dict.fromkeys(call.spec for call in plan_of(problem).calls))
         except HopperflashError as refused:
-            refusals[str(refused)] = None
+            refusals.update(dict.fromkeys(refused.reasons or [refused.headline]))
     if refusals:
         raise InvalidArgument("some of these problems have no plan:", refusals)
     return list(specs)
@@ -106,34 +106,30 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
     head_dims = {text: int(text) for text in options.head_dim.split(",") if text.isdecimal()}
     reasons: list[str] = []
 
-    def listed(name: str, text: str, known: dict[str, object]) -> list[str]:
+    def listed(name: str, text: str, known: Iterable[str], way_out: str) -> list[str]:
         items = text.split(",")
         reasons.extend(
-            f"--{name} holds {item!r}: give {', '.join(known) or 'numbers'}"
-            for item in items
-            if item not in known
+            f"--{name} holds {item!r}: give {way_out}" for item in items if item not in known
         )
         return items
 
     chosen = product(
-        listed("dtype", options.dtype, {**dtypes}),
-        listed("head-dim", options.head_dim, {**head_dims}),
-        listed("mask", options.mask, {**_MASKS}),
+        listed("dtype", options.dtype, dtypes, ", ".join(dtypes)),
+        listed("head-dim", options.head_dim, head_dims, "numbers such as 64,128"),
+        listed("mask", options.mask, _MASKS, ", ".join(_MASKS)),
         options.arch.split(","),
         options.direction.split(","),
     )
     if reasons:
         raise InvalidArgument("these options are no lists of what can be compiled:", reasons)
-    seqlen = None if options.packed else options.seqlen
     return [
         ExplainOptions(
-            seqlen=seqlen,
             heads=options.heads,
             kv_heads=options.kv_heads,
             head_dim=head_dims[head_dim],
             dtype=dtypes[dtype],
             causal=_MASKS[mask],
-            seqlens=str(options.seqlen or 512) if options.packed else None,
+            seqlens="512" if options.packed else None,
             window=options.window,
             softcap=options.softcap,
             head_dim_v=options.head_dim_v,

@@ -64,12 +64,13 @@ def key_of(spec: KernelSpec) -> CacheKey:
 @lru_cache(maxsize=1)
 def installation() -> tuple[tuple[str, str], ...]:
     """Sources, versions and settings; read once, since imported sources stay as they are."""
+    cuda = f"cu{dsl_runtime().cuda_major}"
     settings = " ".join(f"{name}={value}" for name, value in env.compiler_settings())
     return (
         ("format", FORMAT),
         ("sources", source_digest()),
         ("nvidia-cutlass-dsl", metadata.version("nvidia-cutlass-dsl")),
-        ("cuda", f"cu{dsl_runtime().cuda_major}"),
+        ("cuda", f"{cuda} {metadata.version(f'nvidia-cutlass-dsl-libs-{cuda}')}"),
         ("apache-tvm-ffi", metadata.version("apache-tvm-ffi")),
         ("python", ".".join(platform.python_version_tuple()[:2])),
         ("machine", platform.machine()),
