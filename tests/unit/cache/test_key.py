@@ -44,6 +44,7 @@ def test_every_field_of_a_spec_is_in_the_key():
     spec = spec_of()
     changed = [
         replace(spec, target="sm_90"),
+        replace(spec, dependent=not spec.dependent),
         replace(spec, ref=replace(spec.ref, name="Another")),
         replace(spec, config=replace(spec.config, tile_m=spec.config.tile_m + 64)),
         replace(spec, signature=replace(spec.signature, softcap=not spec.signature.softcap)),
