@@ -1,4 +1,5 @@
-"""The Ampere forward kernel: one CTA computes one tile of query rows of one head.
+"""The Ampere forward kernel: one CTA computes one tile of query rows of one head, or of all heads
+that share a key head.
 
 All warps load, multiply and store. K and V blocks travel through a ring of `stages_kv` cp.async
 stages; of block j the CTA waits for K, starts the loads of block j + stages_kv - 1 into the stage
@@ -26,6 +27,7 @@ from ...common.sequence import (
     AssignedTile,
     Rows,
     assigned_tile,
+    sequence_heads,
     sequence_rows,
     sequence_statistic,
 )
@@ -47,7 +49,7 @@ class KernelOperands(NamedTuple):
 
 
 class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
-    """Exact attention forward for fp16 and bf16: dense or packed, GQA by head index."""
+    """Exact attention forward for fp16 and bf16: dense or packed, with any grouping."""
 
     kind = "fwd_sm80"
 
@@ -78,7 +80,12 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             softmax.make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
         ).launch(
-            grid=self.grid(mTiles, cute.ceil_div(seqlen_q, self.config.tile_m), heads_q, batch),
+            grid=self.grid(
+                mTiles,
+                cute.ceil_div(seqlen_q, self.config.queries),
+                heads_q // self.config.group,
+                batch,
+            ),
             block=(self.config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
@@ -93,11 +100,12 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
-        band = self.band(*window)
+        band = self.band(*window, self.config.group)
         _, seqlen_q, heads_q, _ = tensors.mQ.shape
         seqlens = Seqlens(q=seqlen_q, k=tensors.mK.shape[1])
         # Causal tiles near the end see the most keys: start them first.
-        tile = assigned_tile(mTiles, heads_q, seqlens, descending=band.causal)
+        tile_heads = heads_q // self.config.group
+        tile = assigned_tile(mTiles, tile_heads, seqlens, descending=band.causal)
         if cutlass.const_expr(self.packed):
             if tile.block >= 0:
                 self.compute_tile(tensors, tile, band, scales)
@@ -111,7 +119,8 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         """One tile of queries: all key blocks that it sees, then its rows of O and of the LSE."""
         config, dtype = self.config, self.dtype
         tidx, _, _ = cute.arch.thread_idx()
-        head_k = tile.head // (tensors.mQ.shape[2] // tensors.mK.shape[2])
+        tile_heads = tensors.mQ.shape[2] // config.group
+        head_k = tile.head // (tile_heads // tensors.mK.shape[2])
         sequence, batch = tile.sequence, tile.sequence.batch
         seqlens = sequence.seqlens
         queries, keys = Rows(sequence.q.first, seqlens.q), Rows(sequence.k.first, seqlens.k)
@@ -125,11 +134,11 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
                 mma=mma,
                 copy_QK=cp_async.tiled_copy(dtype, config.threads, config.head_dim),
                 copy_V=cp_async.tiled_copy(dtype, config.threads, config.head_dim_v),
-                gQ=sequence_rows(tensors.mQ, tile.head, batch, queries),
+                gQ=sequence_heads(tensors.mQ, tile.head, batch, queries, config.group),
                 gK=sequence_rows(tensors.mK, head_k, batch, keys),
                 gV=sequence_rows(tensors.mV, head_k, batch, keys),
                 smem=smem,
-                blocks=key_block_range(tile.block, seqlens, band, config.tile_m, config.tile_n),
+                blocks=key_block_range(tile.block, seqlens, band, config.queries, config.tile_n),
                 seqlens=seqlens,
                 m_block=tile.block,
                 tidx=tidx,
@@ -144,11 +153,11 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         ]
         copies.store_converted(mma, acc_O, sO, tidx)
         cute.arch.sync_threads()
-        cp_async.store_tile(
+        cp_async.store_heads(
             cp_async.tiled_store(dtype, config.threads, config.head_dim_v),
             tidx,
             sO,
-            sequence_rows(tensors.mO, tile.head, batch, sequence.q),
+            sequence_heads(tensors.mO, tile.head, batch, sequence.q, config.group),
             tile.block,
         )
 
@@ -165,7 +174,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         config, sequence = self.config, tile.sequence
         acc_O, stats = results
         tidx, _, _ = cute.arch.thread_idx()
-        first_row = tile.block * config.tile_m
+        first_query = tile.block * config.queries
         cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
         thr_mma = mma.get_slice(tidx)
         inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
@@ -173,11 +182,11 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         softmax.finish_rows(stats, inverse_sum, lse, scales.natural)
         if cutlass.const_expr(self.packed):
             row_statistics.empty_rows(
-                (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_row
+                (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_query, config.group
             )
         softmax.rescale_rows(mn_view(acc_O), inverse_sum)
-        gLSE = sequence_statistic(mLSE, tile.head, sequence.batch, sequence.q)
-        row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_row)
+        gLSE = sequence_statistic(mLSE, tile.head, sequence.batch, sequence.q, config.group)
+        row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_query)
 
     def allocate_smem(self) -> SmemTensors:
         """Q (later O), and the stages of K and V."""
