@@ -17,6 +17,7 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from hopperflash.plan.config import ForwardConfigSm80
+from hopperflash.problem.mask import MaskKind
 
 from ...common import operands, row_statistics, softmax
 from ...common.attention_kernel import AttentionKernel
@@ -100,21 +101,31 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
+        tile = self.assigned_tile(tensors, mTiles)
         band = self.band(*window, self.config.group)
+        if cutlass.const_expr(self.packed):
+            if tile.block >= 0:
+                self.compute_tile(tensors, mTiles, tile, band, scales)
+        else:
+            self.compute_tile(tensors, mTiles, tile, band, scales)
+
+    @cute.jit
+    def assigned_tile(self, tensors: KernelOperands, mTiles: Any):
+        """The query tile of this CTA."""
         _, seqlen_q, heads_q, _ = tensors.mQ.shape
         seqlens = Seqlens(q=seqlen_q, k=tensors.mK.shape[1])
         # Causal tiles near the end see the most keys: start them first.
-        tile_heads = heads_q // self.config.group
-        tile = assigned_tile(mTiles, tile_heads, seqlens, descending=band.causal)
-        if cutlass.const_expr(self.packed):
-            if tile.block >= 0:
-                self.compute_tile(tensors, tile, band, scales)
-        else:
-            self.compute_tile(tensors, tile, band, scales)
+        descending = self.signature.mask_kind is MaskKind.CAUSAL
+        return assigned_tile(mTiles, heads_q // self.config.group, seqlens, descending=descending)
 
     @cute.jit
     def compute_tile(
-        self, tensors: KernelOperands, tile: AssignedTile, band: Band, scales: softmax.Scales
+        self,
+        tensors: KernelOperands,
+        mTiles: Any,
+        tile: AssignedTile,
+        band: Band,
+        scales: softmax.Scales,
     ):
         """One tile of queries: all key blocks that it sees, then its rows of O and of the LSE."""
         config, dtype = self.config, self.dtype
@@ -145,7 +156,11 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
                 scales=scales,
             )
         )
-        self.store_statistics(tensors.mLSE, tile, mma, scales, (acc_O, stats))
+        # Read again, and the thread's number by other means: what was computed from them before
+        # would be kept in registers that the mainloop does not have.
+        tile = self.assigned_tile(tensors, mTiles)
+        tidx = cute.arch.warp_idx() * cute.arch.WARP_SIZE + cute.arch.lane_idx()
+        self.store_statistics(tensors.mLSE, tile, mma.get_slice(tidx), scales, (acc_O, stats))
         # O leaves through the shared memory of Q, which nobody reads any more.
         cute.arch.sync_threads()
         sO = cute.make_tensor(smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v)))[
@@ -157,7 +172,9 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             cp_async.tiled_store(dtype, config.threads, config.head_dim_v),
             tidx,
             sO,
-            sequence_heads(tensors.mO, tile.head, batch, sequence.q, config.group),
+            sequence_heads(
+                tensors.mO, tile.head, tile.sequence.batch, tile.sequence.q, config.group
+            ),
             tile.block,
         )
 
@@ -166,17 +183,15 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         self,
         mLSE: cute.Tensor,
         tile: AssignedTile,
-        mma: cute.TiledMma,
+        thr_mma: cute.ThrMma,
         scales: softmax.Scales,
         results: tuple[cute.Tensor, softmax.RowStats],  # acc_O and the statistics of its rows
     ):
         """O = acc_O / row_sum, and the LSE of the rows that exist."""
         config, sequence = self.config, tile.sequence
         acc_O, stats = results
-        tidx, _, _ = cute.arch.thread_idx()
         first_query = tile.block * config.queries
         cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
-        thr_mma = mma.get_slice(tidx)
         inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
         lse = cute.make_rmem_tensor_like(stats.row_sum)
         softmax.finish_rows(stats, inverse_sum, lse, scales.natural)
