@@ -81,7 +81,7 @@ class Part:
         (config,) = (
             call.spec.config for call in self.plan.calls if isinstance(call.spec.config, MainConfig)
         )
-        folded = config.group if isinstance(config, ForwardConfig) else 1
+        folded = config.group if isinstance(config, ForwardConfig | ForwardConfigSm80) else 1
         queries = config.tile_m // folded
         tiling = Tiling(problem.seqlen_q, problem.seqlen_k, queries, config.tile_n)
         if isinstance(config, ForwardConfig | ForwardConfigSm80):

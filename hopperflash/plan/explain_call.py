@@ -43,8 +43,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     yield "registers", list(_registers(registers, config))
     yield "shared", _shared_memory(smem, plan.arch)
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
-        folded = isinstance(config, ForwardConfig) and config.group > 1
-        yield "grid", [_grid(call, plan, "query tiles", "key heads" if folded else "heads")]
+        heads = "key heads" if config.group > 1 else "heads"
+        yield "grid", [_grid(call, plan, "query tiles", heads)]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
     yield "grid", [_grid(call, plan, "key tiles", "key heads")]
@@ -98,7 +98,7 @@ def _rowwise_grid(
 
 def _tile(config: MainConfig) -> str:
     rows = f"{config.tile_m} queries"
-    if isinstance(config, ForwardConfig) and config.group > 1:
+    if isinstance(config, (ForwardConfig, ForwardConfigSm80)) and config.group > 1:
         rows = f"{config.queries} queries of {config.group} heads"
     return (
         f"{rows} x {config.tile_n} keys, head dims padded to"
@@ -145,7 +145,7 @@ def _blocks(config: MainConfig, problem: AttnProblem) -> Iterator[str]:
         yield "those with a visible pair, by the lengths of each sequence"
         return
     forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
-    folded = config.group if isinstance(config, ForwardConfig) else 1
+    folded = config.group if isinstance(config, (ForwardConfig, ForwardConfigSm80)) else 1
     queries = config.tile_m // folded
     tiling = Tiling(problem.seqlen_q, problem.seqlen_k, queries, config.tile_n)
     totals = (key_block_totals if forward else query_block_totals)(problem.mask, tiling)

@@ -6,6 +6,7 @@ from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import BackwardConfigSm80, ForwardConfigSm80
 from hopperflash.plan.family import KernelFamily
 from hopperflash.plan.feasibility_sm80 import check
+from hopperflash.plan.folding import fold_heads
 from hopperflash.plan.launch_plan import KernelRef
 from hopperflash.plan.tiles_sm80 import (
     backward_config,
@@ -19,7 +20,7 @@ from hopperflash.problem import AttnProblem
 def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfigSm80, str]:
     p = problem
     tile = forward_tile(p.head_dim, p.head_dim_v, p.mask.kind, arch)
-    return forward_config(tile, p.head_dim, p.head_dim_v), tile.source
+    return fold_heads(forward_config(tile, p.head_dim, p.head_dim_v), tile.source, p.group)
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfigSm80, str]:

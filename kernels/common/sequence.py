@@ -91,6 +91,20 @@ def sequence_rows(
     return cute.make_tensor(gX.iterator, cute.make_layout(shape, stride=gX.stride))
 
 
+def sequence_heads(
+    mX: cute.Tensor,  # (batch, rows, heads, head_dim)
+    head_group: Int32,
+    batch: Int32,
+    rows: Rows,
+    group: int,
+) -> cute.Tensor:
+    """(group, rows, head_dim) of a sequence, of the heads of one group."""
+    gX = cute.domain_offset((rows.first, head_group * group, 0), mX[batch, None, None, None])
+    shape = (group, rows.count, cute.size(gX, mode=[2]))
+    stride = (gX.stride[1], gX.stride[0], gX.stride[2])
+    return cute.make_tensor(gX.iterator, cute.make_layout(shape, stride=stride))
+
+
 def sequence_statistic(
     mX: cute.Tensor,  # (batch, heads, rows)
     head: Int32,

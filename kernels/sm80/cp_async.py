@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Constexpr, Int32
 from cutlass.cute.nvgpu import LoadCacheMode, cpasync
 
 from .mma import contiguous_columns
@@ -70,6 +70,70 @@ def store_tile(
     tXrX = cute.make_rmem_tensor_like(tXsX)
     cute.autovec_copy(tXsX, tXrX)
     cute.copy(copy, tXrX, tXgX, pred=_predicate(tXcX, block * shape[0], mX.shape))
+
+
+@cute.jit
+def load_heads(
+    copy: cute.TiledCopy,
+    tidx: Int32,
+    mX: cute.Tensor,  # (group, seqlen, head_dim)
+    sX: cute.Tensor,  # (rows, padded head_dim)
+    block: Int32,
+):
+    """Start copying a tile whose row r is head r % group of query r // group.
+
+    Rows of no query of the tile become zeros, and so do columns past the tensor's end.
+    """
+    tXsX = copy.get_slice(tidx).partition_D(sX)
+    for m in cutlass.range_constexpr(cute.size(tXsX, mode=[1])):
+        gX, exists = _row_of_heads(copy, tidx, mX, sX, block, m)
+        cute.copy(copy, gX, tXsX[None, m, None], pred=exists)
+
+
+@cute.jit
+def store_heads(
+    copy: cute.TiledCopy,
+    tidx: Int32,
+    sX: cute.Tensor,  # (rows, padded head_dim)
+    mX: cute.Tensor,  # (group, seqlen, head_dim)
+    block: Int32,
+):
+    """Shared to global through registers, for the rows and columns that exist."""
+    tXsX = copy.get_slice(tidx).partition_S(sX)
+    tXrX = cute.make_rmem_tensor_like(tXsX)
+    cute.autovec_copy(tXsX, tXrX)
+    for m in cutlass.range_constexpr(cute.size(tXsX, mode=[1])):
+        gX, exists = _row_of_heads(copy, tidx, mX, sX, block, m)
+        cute.copy(copy, tXrX[None, m, None], gX, pred=exists)
+
+
+@cute.jit
+def _row_of_heads(
+    copy: cute.TiledCopy,
+    tidx: Int32,
+    mX: cute.Tensor,  # (group, seqlen, head_dim)
+    sX: cute.Tensor,
+    block: Int32,
+    m: Constexpr[int],
+):
+    """A thread's part of its row number m in global memory, and whether its 16 bytes exist."""
+    rows, columns = cute.size(sX, mode=[0]), cute.size(sX, mode=[1])
+    group = cute.size(mX, mode=[0])
+    queries = rows // group
+    thread_copy = copy.get_slice(tidx)
+    tXcX = thread_copy.partition_S(cute.make_identity_tensor((rows, columns)))
+    row = tXcX[(0, 0), m, 0][0]
+    query = block * queries + row // group
+    row_exists = query < cute.size(mX, mode=[1])
+    if cutlass.const_expr(rows % group != 0):
+        row_exists = row_exists and row < group * queries
+    # All rows of a layout without a stride along them are this one.
+    row_of_tile = cute.make_layout((rows, columns), stride=(0, 1))
+    gX = cute.make_tensor(mX[row % group, query, None].iterator, row_of_tile)
+    exists = cute.make_rmem_tensor((tXcX.shape[0][1], cute.size(tXcX, mode=[2])), Boolean)
+    for k in cutlass.range_constexpr(cute.size(exists, mode=[1])):
+        exists[0, k] = row_exists and tXcX[(0, 0), m, k][1] < cute.size(mX, mode=[2])
+    return thread_copy.partition_S(gX)[None, m, None], exists
 
 
 @cute.jit

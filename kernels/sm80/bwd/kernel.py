@@ -86,19 +86,29 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
     ):
         wait_for_previous(self.dependent)
         band = self.band(*window)
-        _, seqlen_k, heads_k, _ = tensors.mK.shape
-        seqlens = Seqlens(q=tensors.mQ.shape[1], k=seqlen_k)
-        descending = turns.in_descending_order(band.kind, self.config.deterministic)
-        tile = assigned_tile(mTiles, heads_k, seqlens, descending=descending)
+        tile = self.assigned_tile(tensors, mTiles)
         if cutlass.const_expr(self.packed):
             if tile.block >= 0:
-                self.compute_tile(tensors, tile, band, scales)
+                self.compute_tile(tensors, mTiles, tile, band, scales)
         else:
-            self.compute_tile(tensors, tile, band, scales)
+            self.compute_tile(tensors, mTiles, tile, band, scales)
+
+    @cute.jit
+    def assigned_tile(self, tensors: KernelOperands, mTiles: Any):
+        """The key tile of this CTA."""
+        _, seqlen_k, heads_k, _ = tensors.mK.shape
+        seqlens = Seqlens(q=tensors.mQ.shape[1], k=seqlen_k)
+        descending = turns.in_descending_order(self.signature.mask_kind, self.config.deterministic)
+        return assigned_tile(mTiles, heads_k, seqlens, descending=descending)
 
     @cute.jit
     def compute_tile(
-        self, tensors: KernelOperands, assigned: AssignedTile, band: Band, scales: softmax.Scales
+        self,
+        tensors: KernelOperands,
+        mTiles: Any,
+        assigned: AssignedTile,
+        band: Band,
+        scales: softmax.Scales,
     ):
         """One tile of keys: all query tiles that see it, then its rows of dK and dV."""
         config, dtype, sequence = self.config, self.dtype, assigned.sequence
@@ -142,18 +152,22 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         if cutlass.const_expr(config.needs("dv")):
             copies.store_converted(mmas.keys, acc_dV, smem.sV[None, None, 0], tidx)
         cute.arch.sync_threads()
+        # Read again: keeping its rows would take registers that the mainloop does not have.
+        finished = self.assigned_tile(tensors, mTiles)
         if cutlass.const_expr(config.needs("dk")):
-            self.store_tile(smem.sK, tensors.mdK, config.head_dim, tile)
+            self.store_tile(smem.sK, tensors.mdK, config.head_dim, finished)
         if cutlass.const_expr(config.needs("dv")):
-            self.store_tile(smem.sV, tensors.mdV, config.head_dim_v, tile)
+            self.store_tile(smem.sV, tensors.mdV, config.head_dim_v, finished)
 
     @cute.jit
-    def store_tile(self, sX: cute.Tensor, mX: cute.Tensor, head_dim: Constexpr[int], tile: KeyTile):
+    def store_tile(
+        self, sX: cute.Tensor, mX: cute.Tensor, head_dim: Constexpr[int], tile: AssignedTile
+    ):
         """A finished gradient tile to all rows that the sequence owns."""
         tidx, _, _ = cute.arch.thread_idx()
         copy = cp_async.tiled_store(self.dtype, self.config.threads, head_dim)
-        gX = sequence_rows(mX, tile.head_k, tile.sequence.batch, tile.sequence.k)
-        cp_async.store_tile(copy, tidx, sX[None, None, 0], gX, tile.n_block)
+        gX = sequence_rows(mX, tile.head, tile.sequence.batch, tile.sequence.k)
+        cp_async.store_tile(copy, tidx, sX[None, None, 0], gX, tile.block)
 
     def allocate_smem(self) -> SmemTensors:
         """K and V (later dK and dV), the stages of Q, dO and their statistics, and a score tile."""

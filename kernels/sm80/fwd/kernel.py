@@ -1,4 +1,5 @@
-"""The Ampere forward kernel: one CTA computes one tile of query rows of one head.
+"""The Ampere forward kernel: one CTA computes one tile of query rows of one head, or of all heads
+that share a key head.
 
 All warps load, multiply and store. K and V blocks travel through a ring of `stages_kv` cp.async
 stages; of block j the CTA waits for K, starts the loads of block j + stages_kv - 1 into the stage
@@ -16,6 +17,7 @@ from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from hopperflash.plan.config import ForwardConfigSm80
+from hopperflash.problem.mask import MaskKind
 
 from ...common import operands, row_statistics, softmax
 from ...common.attention_kernel import AttentionKernel
@@ -27,6 +29,7 @@ from ...common.sequence import (
     AssignedTile,
     Rows,
     assigned_tile,
+    sequence_heads,
     sequence_rows,
     sequence_statistic,
 )
@@ -48,7 +51,7 @@ class KernelOperands(NamedTuple):
 
 
 class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
-    """Exact attention forward for fp16 and bf16: dense or packed, GQA by head index."""
+    """Exact attention forward for fp16 and bf16: dense or packed, with any grouping."""
 
     kind = "fwd_sm80"
 
@@ -79,7 +82,12 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             softmax.make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
         ).launch(
-            grid=self.grid(mTiles, cute.ceil_div(seqlen_q, self.config.tile_m), heads_q, batch),
+            grid=self.grid(
+                mTiles,
+                cute.ceil_div(seqlen_q, self.config.queries),
+                heads_q // self.config.group,
+                batch,
+            ),
             block=(self.config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
@@ -96,25 +104,37 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         window: tuple[Int32, Int32],
     ):
         wait_for_previous(self.dependent)
-        band = self.band(*window)
+        tile = self.assigned_tile(tensors, mTiles)
+        band = self.band(*window, self.config.group)
+        if cutlass.const_expr(self.packed):
+            if tile.block >= 0:
+                self.compute_tile(tensors, mTiles, tile, band, scales)
+        else:
+            self.compute_tile(tensors, mTiles, tile, band, scales)
+
+    @cute.jit
+    def assigned_tile(self, tensors: KernelOperands, mTiles: Any):
+        """The query tile of this CTA."""
         _, seqlen_q, heads_q, _ = tensors.mQ.shape
         seqlens = Seqlens(q=seqlen_q, k=tensors.mK.shape[1])
         # Causal tiles near the end see the most keys: start them first.
-        tile = assigned_tile(mTiles, heads_q, seqlens, descending=band.causal)
-        if cutlass.const_expr(self.packed):
-            if tile.block >= 0:
-                self.compute_tile(tensors, tile, band, scales)
-        else:
-            self.compute_tile(tensors, tile, band, scales)
+        descending = self.signature.mask_kind is MaskKind.CAUSAL
+        return assigned_tile(mTiles, heads_q // self.config.group, seqlens, descending=descending)
 
     @cute.jit
     def compute_tile(
-        self, tensors: KernelOperands, tile: AssignedTile, band: Band, scales: softmax.Scales
+        self,
+        tensors: KernelOperands,
+        mTiles: Any,
+        tile: AssignedTile,
+        band: Band,
+        scales: softmax.Scales,
     ):
         """One tile of queries: all key blocks that it sees, then its rows of O and of the LSE."""
         config, dtype = self.config, self.dtype
         tidx, _, _ = cute.arch.thread_idx()
-        head_k = tile.head // (tensors.mQ.shape[2] // tensors.mK.shape[2])
+        tile_heads = tensors.mQ.shape[2] // config.group
+        head_k = tile.head // (tile_heads // tensors.mK.shape[2])
         sequence, batch = tile.sequence, tile.sequence.batch
         seqlens = sequence.seqlens
         queries, keys = Rows(sequence.q.first, seqlens.q), Rows(sequence.k.first, seqlens.k)
@@ -128,18 +148,22 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
                 mma=mma,
                 copy_QK=cp_async.tiled_copy(dtype, config.threads, config.head_dim),
                 copy_V=cp_async.tiled_copy(dtype, config.threads, config.head_dim_v),
-                gQ=sequence_rows(tensors.mQ, tile.head, batch, queries),
+                gQ=sequence_heads(tensors.mQ, tile.head, batch, queries, config.group),
                 gK=sequence_rows(tensors.mK, head_k, batch, keys),
                 gV=sequence_rows(tensors.mV, head_k, batch, keys),
                 smem=smem,
-                blocks=key_block_range(tile.block, seqlens, band, config.tile_m, config.tile_n),
+                blocks=key_block_range(tile.block, seqlens, band, config.queries, config.tile_n),
                 seqlens=seqlens,
                 m_block=tile.block,
                 tidx=tidx,
                 scales=scales,
             )
         )
-        self.store_statistics(tensors.mLSE, tile, mma, scales, (acc_O, stats))
+        # Read again, and the thread's number by other means: what was computed from them before
+        # would be kept in registers that the mainloop does not have.
+        tile = self.assigned_tile(tensors, mTiles)
+        tidx = cute.arch.warp_idx() * cute.arch.WARP_SIZE + cute.arch.lane_idx()
+        self.store_statistics(tensors.mLSE, tile, mma.get_slice(tidx), scales, (acc_O, stats))
         # O leaves through the shared memory of Q, which nobody reads any more.
         cute.arch.sync_threads()
         sO = cute.make_tensor(smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v)))[
@@ -147,11 +171,13 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         ]
         copies.store_converted(mma, acc_O, sO, tidx)
         cute.arch.sync_threads()
-        cp_async.store_tile(
+        cp_async.store_heads(
             cp_async.tiled_store(dtype, config.threads, config.head_dim_v),
             tidx,
             sO,
-            sequence_rows(tensors.mO, tile.head, batch, sequence.q),
+            sequence_heads(
+                tensors.mO, tile.head, tile.sequence.batch, tile.sequence.q, config.group
+            ),
             tile.block,
         )
 
@@ -160,27 +186,25 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         self,
         mLSE: cute.Tensor,
         tile: AssignedTile,
-        mma: cute.TiledMma,
+        thr_mma: cute.ThrMma,
         scales: softmax.Scales,
         results: tuple[cute.Tensor, softmax.RowStats],  # acc_O and the statistics of its rows
     ):
         """O = acc_O / row_sum, and the LSE of the rows that exist."""
         config, sequence = self.config, tile.sequence
         acc_O, stats = results
-        tidx, _, _ = cute.arch.thread_idx()
-        first_row = tile.block * config.tile_m
+        first_query = tile.block * config.queries
         cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
-        thr_mma = mma.get_slice(tidx)
         inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
         lse = cute.make_rmem_tensor_like(stats.row_sum)
         softmax.finish_rows(stats, inverse_sum, lse, scales.natural)
         if cutlass.const_expr(self.packed):
             row_statistics.empty_rows(
-                (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_row
+                (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_query, config.group
             )
         softmax.rescale_rows(mn_view(acc_O), inverse_sum)
-        gLSE = sequence_statistic(mLSE, tile.head, sequence.batch, sequence.q)
-        row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_row)
+        gLSE = sequence_statistic(mLSE, tile.head, sequence.batch, sequence.q, config.group)
+        row_statistics.store_rows(lse, gLSE, cO, thr_mma, first_query)
 
     def allocate_smem(self) -> SmemTensors:
         """Q (later O), and the stages of K and V."""

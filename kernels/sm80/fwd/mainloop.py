@@ -38,7 +38,7 @@ class MainloopContext:
     mma: cute.TiledMma
     copy_QK: cute.TiledCopy
     copy_V: cute.TiledCopy
-    gQ: cute.Tensor  # (seqlen_q, head_dim) of the sequence
+    gQ: cute.Tensor  # (group, seqlen_q, head_dim) of the sequence
     gK: cute.Tensor  # (seqlen_k, head_dim)
     gV: cute.Tensor  # (seqlen_k, head_dim_v)
     smem: SmemTensors
@@ -71,7 +71,7 @@ def mainloop(ctx: MainloopContext):
     config, blocks = ctx.config, ctx.blocks
     fragments = make_fragments(ctx)
     if blocks.begin < blocks.end:
-        cp_async.load_tile(ctx.copy_QK, ctx.tidx, ctx.gQ, ctx.smem.sQ[None, None, 0], ctx.m_block)
+        cp_async.load_heads(ctx.copy_QK, ctx.tidx, ctx.gQ, ctx.smem.sQ[None, None, 0], ctx.m_block)
         # Q travels with the first K.
         for ahead in cutlass.range_constexpr(config.stages_kv - 1):
             load_block(ctx, Int32(ahead))
@@ -149,7 +149,7 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
             cute.make_identity_tensor((config.tile_m, config.tile_n)),
             mma.get_slice(ctx.tidx),
             mma.get_slice(0),
-            ctx.m_block * config.tile_m,
+            ctx.m_block * config.queries,
             n_block * config.tile_n,
             ctx.seqlens,
             ctx.band,
