@@ -134,6 +134,14 @@ _BACKWARD = (
     ),
     ("mbarrier-init-count", 1, _FILLED_ONCE),
     ("mbarrier-init-fewer", 1, _FILLED_ONCE),
+    *(
+        (
+            "mbarrier-init-fewer", site,
+            "The barrier of a dO buffer's release completes early, which only moves the producer's "
+            "wait for dO: the one for Q's buffer of the same stage implies it.",
+        )
+        for site in (8, 9)
+    ),
     (
         "named-barrier-sync", 3,
         "The epilogue's first barrier. The last hand-over of dQ is a barrier of all consumer "
