@@ -16,6 +16,7 @@ from .tracker import Tracker
 
 Lanes = NDArray[np.int64]
 
+_UNSYNCED = "with no synchronisation between"
 _STRONG = {"atom", "red"}
 _STRONG_PARTS = {"volatile", "relaxed", "acquire", "release", "mmio"}
 
@@ -290,7 +291,8 @@ class Ordering(NoOrdering):
             known = self._clocks.known[rows].max(axis=0)
             late = [row for row, clock in self._added.items() if known[row] < clock]
             if late:
-                self._unordered(ins, f"{self._tracker.warp_name(late[0])} added before it", rows[0])
+                name = self._tracker.warp_name(late[0])
+                self._unordered(ins, f"{name} added before it, {_UNSYNCED}", rows[0])
             if any(
                 self._fenced(rows[0], row) < clock for row, clock in self._added_in_bulk.items()
             ):
@@ -305,7 +307,9 @@ class Ordering(NoOrdering):
             self._added[row] = self._clocks.now(row)
             if self._turn is not None and self._clocks.known[row, self._turn[0]] < self._turn[1]:
                 taken = self._tracker.warp_name(self._turn[0])
-                self._unordered(ins, f"{taken} acquired a turn before it", row, self._turn[2])
+                self._unordered(
+                    ins, f"{taken} acquired a turn before it, {_UNSYNCED}", row, self._turn[2]
+                )
 
     def _add_in_bulk(self, row: int, ins: Instruction) -> None:
         self._added_in_bulk[row] = self._clocks.now(row)
@@ -314,7 +318,7 @@ class Ordering(NoOrdering):
         taken, clock, other = self._turn
         name = self._tracker.warp_name(taken)
         if self._clocks.known[row, taken] < clock:
-            self._unordered(ins, f"{name} acquired a turn before it", row, other)
+            self._unordered(ins, f"{name} acquired a turn before it, {_UNSYNCED}", row, other)
         elif self._fenced(row, taken) < clock:
             self._unordered(
                 ins, f"{name} acquired a turn before it, with no proxy fence", row, other
@@ -330,7 +334,7 @@ class Ordering(NoOrdering):
     ) -> None:
         self._tracker.hazards.report(
             "floating-point additions in no fixed order", ins, self._cta,
-            f"{detail}, with no synchronisation between", who=self._tracker.warp_name(row),
+            detail, who=self._tracker.warp_name(row),
             other=other,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from .codegen import Program, Segment, function_of
 from .cta import Cta
 from .decode import Op
 from .errors import DeadlockError, EmulationError
+from .lane_groups import flags_to_mask, mask_of
 from .register_rules import FenceRule
 from .waiting import Block, Condition, MBarrierWait
 
@@ -38,17 +39,6 @@ class Fragment:
 def _turn(f: Fragment) -> tuple[bool, int, int, int]:
     """Who goes first: the lowest, so that threads reconverge; pollers one after the other."""
     return f.yielded, f.ran if f.yielded else 0, f.cta.rank, f.at
-
-
-def mask_of(lanes: NDArray[Any], lo: int, n: int) -> int:
-    """Bit mask over the CTA's threads of lane indices counted from `lo`."""
-    flags = np.zeros(n, np.bool_)
-    flags[lanes] = True
-    return flags_to_mask(flags, lo)
-
-
-def flags_to_mask(flags: NDArray[np.bool_], lo: int) -> int:
-    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little") << lo
 
 
 def _warp_range(threads: int) -> tuple[int, int]:
