@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .hazards import HazardLog
+from .previous_grids import PreviousGrids
 from .ptx_ir import Instruction
 
 Known = dict[Any, int]
@@ -72,6 +73,9 @@ class NoGlobalOrder:
              *, read: bool, write: bool) -> None:  # fmt: skip
         """A strong access, which may order clusters."""
 
+    def wait(self, cta: Any) -> None:
+        """griddepcontrol.wait."""
+
     def fence(self, cta: Any) -> None:
         """fence.acq_rel, fence.sc or membar."""
 
@@ -84,8 +88,9 @@ class GlobalOrder(NoGlobalOrder):
 
     watches = True
 
-    def __init__(self, hazards: HazardLog) -> None:
+    def __init__(self, hazards: HazardLog, previous: PreviousGrids | None = None) -> None:
         self._hazards = hazards
+        self._previous = PreviousGrids() if previous is None else previous
         self._clusters: dict[int, _Cluster] = {}
         self._flags: dict[int, Known] = {}
         self._shadow: dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
@@ -127,6 +132,7 @@ class GlobalOrder(NoGlobalOrder):
         self, start: int, end: int, index: NDArray[np.int64], itemsize: int, write: bool,
         changed: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
+        self._check_previous(start + index * itemsize, itemsize, write)
         writes, reads = self._of(start, end)
         words = index * itemsize >> 2
         if itemsize == 8:
@@ -143,14 +149,11 @@ class GlobalOrder(NoGlobalOrder):
     def box(self, start: int, end: int, offset: int, shape: Sequence[int],
             strides: Sequence[int], itemsize: int, write: bool) -> None:  # fmt: skip
         inner = shape[-1] * itemsize
+        if self._previous.watches:
+            self._check_previous(start + _offsets(offset, shape, strides), itemsize, write)
         if strides[-1] != itemsize or any(n % 4 for n in (inner, offset, *strides[:-1])):
             # Not made of whole words: every item by itself.
-            at = np.zeros(tuple(shape), np.int64) + offset
-            for axis, (count, stride) in enumerate(zip(shape, strides, strict=True)):
-                along = [1] * len(shape)
-                along[axis] = count
-                at += (np.arange(count) * stride).reshape(along)
-            self.items(start, end, at.reshape(-1), 1, write)
+            self.items(start, end, _offsets(offset, shape, strides), 1, write)
             return
         views = [
             np.ndarray((*shape[:-1], inner // 4), np.int32, buffer=part, offset=offset,
@@ -162,6 +165,11 @@ class GlobalOrder(NoGlobalOrder):
         if write:
             self._check(reads, "overwritten", "read")
         (writes if write else reads)[...] = self._record()
+
+    def _check_previous(self, addresses: NDArray[np.int64], itemsize: int, write: bool) -> None:
+        if self._previous.watches and self._now is not None:
+            at = (self._now.cta, self._now.ins, self._hazards)
+            self._previous.check(addresses.reshape(-1), itemsize, write, at)
 
     def _check(self, numbers: NDArray[np.int32], verb: str, earlier: str) -> None:
         now = self._now
@@ -181,6 +189,9 @@ class GlobalOrder(NoGlobalOrder):
                 )  # fmt: skip
 
     # Order
+
+    def wait(self, cta: Any) -> None:
+        self._previous.wait(cta)
 
     def _publish(self, cta: Any, state: _Cluster) -> Known:
         snapshot = {**state.known, Entity(cta.cluster[0].serial): state.clock}
@@ -214,6 +225,16 @@ class GlobalOrder(NoGlobalOrder):
     def stored(self, cta: Any, warp: int, clock: int) -> None:
         entity = Entity(cta.cluster[0].serial, f"{cta.rank}:{warp}")
         _join(self._state(cta).known, {entity: clock})
+
+
+def _offsets(offset: int, shape: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64]:
+    """Byte offsets of all items of a box."""
+    at = np.zeros(tuple(shape), np.int64) + offset
+    for axis, (count, stride) in enumerate(zip(shape, strides, strict=True)):
+        along = [1] * len(shape)
+        along[axis] = count
+        at += (np.arange(count) * stride).reshape(along)
+    return at.reshape(-1)
 
 
 def _join(known: Known, other: Known) -> None:

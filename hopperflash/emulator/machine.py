@@ -20,6 +20,7 @@ from .global_order import GlobalOrder, NoGlobalOrder
 from .hazards import HazardLog
 from .limits import check_launch
 from .memory import GlobalMemory
+from .previous_grids import PreviousGrids
 from .ptx_ir import Kernel
 from .register_rules import registers_at_entry
 from .registers import RegisterFile
@@ -50,6 +51,8 @@ class Launch:
     shared_bytes: int
     params: list[bytes]
     ctas: Selection = None
+    previous: PreviousGrids | None = None
+    """Launches that may still be running."""
 
 
 def run_kernel(
@@ -71,7 +74,7 @@ def run_kernel(
         raise ValueError(f"hazards {checks!r} is not one of {', '.join(CHECKS)}")
     machine.full_checks = checks == "full"
     if machine.full_checks:
-        machine.global_order = memory.order = GlobalOrder(machine.hazards)
+        machine.global_order = memory.order = GlobalOrder(machine.hazards, launch.previous)
     try:
         with np.errstate(all="ignore"):
             machine.run(progress)

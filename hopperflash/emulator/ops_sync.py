@@ -237,6 +237,12 @@ def decode_exit(ins: Instruction) -> Op:
     return Op(ins, reads=guard, exit=True)
 
 
+def decode_griddepcontrol(ins: Instruction) -> Op:
+    """Launches run one after the other; the wait is noted, to be missed where it is not there."""
+    waits = ins.parts[-1] == "wait"
+    return effect(ins, lambda row: lambda g, m: waits and g.cta.machine.global_order.wait(g.cta))
+
+
 def decode_trap(ins: Instruction) -> Op:
     def run(g: Any, m: Any) -> None:
         if active(m, g).size:
@@ -259,7 +265,7 @@ SYNC_OPS: dict[str, Callable[[Instruction], Op]] = {
     "fence": decode_fence,
     "membar": decode_fence,
     "setmaxnreg": decode_setmaxnreg,
-    "griddepcontrol": decode_nothing,
+    "griddepcontrol": decode_griddepcontrol,
     "pmevent": decode_nothing,
     "nanosleep": decode_yield,
     "bra": decode_branch,

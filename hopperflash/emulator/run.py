@@ -16,6 +16,7 @@ from .errors import EmulationError
 from .host import HostProgram
 from .machine import Launch, Selection, run_kernel
 from .memory import GlobalMemory
+from .previous_grids import PreviousGrids
 from .ptx_ir import Kernel, Module
 from .ptx_parser import parse_module
 from .report import render
@@ -52,6 +53,8 @@ class EmulationRun:
     """The same for each kernel by its name."""
     hazards: list[str] = field(default_factory=list)
     """Races and missing fences that were observed; empty where clean."""
+    previous: PreviousGrids = field(default_factory=PreviousGrids, repr=False)
+    """What launches that may still be running have touched, see `previous_grids`."""
     printed: str = ""
     """What kernels printed; it went to stdout as well."""
 
@@ -146,7 +149,9 @@ def _execute(
         shared_bytes=captured.shared_bytes,
         params=list(captured.parameters),
         ctas=policy.ctas,
+        previous=record.previous,
     )
+    record.previous.start(captured.programmatic)
     try:
         with kernel.lock:
             run_kernel(
@@ -160,6 +165,7 @@ def _execute(
                 progress=policy.progress,
             )
     finally:
+        record.previous.end(memory.loaded, memory.stored)
         info = LaunchInfo(
             kernel_name=captured.kernel_name,
             grid=captured.grid,

@@ -41,6 +41,15 @@ class TouchedBytes:
         )
         marks[...] = mark
 
+    def meets(self, addresses: NDArray[np.int64], itemsize: int) -> bool:
+        """Whether an item at one of these addresses begins in a touched byte, or ends in one."""
+        for (start, _), marks in self._marks.items():
+            for at in (addresses - start, addresses - start + itemsize - 1):
+                inside = at[(at >= 0) & (at < len(marks))]
+                if marks[inside].any():
+                    return True
+        return False
+
     def count(self) -> int:
         """Bytes touched at least once."""
         return sum(int(np.count_nonzero(marks)) for marks in self._marks.values())

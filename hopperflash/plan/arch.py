@@ -11,7 +11,9 @@ KIB = 1024
 HOPPER_MAJOR = 9
 
 AMPERE_FEATURES = frozenset({"mma_sync", "cp_async"})
-HOPPER_FEATURES = AMPERE_FEATURES | {"tma", "wgmma", "setmaxnreg"}
+# From 9.0 on a kernel can start while the one before it ends.
+NEWER_FEATURES = AMPERE_FEATURES | {"dependent_launch"}
+HOPPER_FEATURES = NEWER_FEATURES | {"tma", "wgmma", "setmaxnreg"}
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ ARCHS = (
     _gpu("sm_87", (8, 7), 164, AMPERE_FEATURES),
     _gpu("sm_89", (8, 9), 100, AMPERE_FEATURES),
     _gpu("sm_90a", (9, 0), 228, HOPPER_FEATURES),
-    _gpu("sm_100a", (10, 0), 228, AMPERE_FEATURES),
-    _gpu("sm_103a", (10, 3), 228, AMPERE_FEATURES),
-    _gpu("sm_120a", (12, 0), 100, AMPERE_FEATURES),
-    _gpu("sm_121a", (12, 1), 100, AMPERE_FEATURES),
+    _gpu("sm_100a", (10, 0), 228, NEWER_FEATURES),
+    _gpu("sm_103a", (10, 3), 228, NEWER_FEATURES),
+    _gpu("sm_120a", (12, 0), 100, NEWER_FEATURES),
+    _gpu("sm_121a", (12, 1), 100, NEWER_FEATURES),
 )
 
 

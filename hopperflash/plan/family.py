@@ -121,7 +121,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         results = _results(p, ("out", "lse"))
         copies, copies_back = self._copies(p, results)
         return Steps(
-            calls=tables.before(arch, [KernelCall(spec, operands, grid)]),
+            calls=_in_a_row(tables.before(arch, [KernelCall(spec, operands, grid)]), arch),
             copies=copies,
             copies_back=copies_back,
             scalars=_scalars(p),
@@ -155,8 +155,9 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         asked: tuple[str, ...] = (f"only {', '.join(p.gradients)} asked for",) if narrowed else ()
         results = _results(p, p.gradients)
         copies, copies_back = self._copies(p, results)
+        calls = tables.before(arch, _backward_calls(p, self.backward, config, arch, tables))
         return Steps(
-            calls=tables.before(arch, _backward_calls(p, self.backward, config, arch, tables)),
+            calls=_in_a_row(calls, arch),
             copies=copies,
             copies_back=copies_back,
             scalars=_scalars(p),
@@ -212,6 +213,14 @@ def statistic_refusal(facts: OperandFacts) -> str | None:
     if facts.shape[-1] > 1 and facts.strides[-1] != 1:
         return f"last stride {facts.strides[-1]}, the kernels want 1"
     return None
+
+
+def _in_a_row(calls: tuple[KernelCall, ...], arch: ArchSpec) -> tuple[KernelCall, ...]:
+    """Each but the first starts while the one before it ends, where the GPU can do that."""
+    if "dependent_launch" not in arch.features:
+        return calls
+    first, *others = calls
+    return (first, *(replace(c, spec=replace(c.spec, dependent=True)) for c in others))
 
 
 def _backward_calls(

@@ -24,12 +24,16 @@ class KernelRef:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """All that compiling takes, and therefore the cache key; `target` as in `ArchSpec.name`."""
+    """All that compiling takes, and therefore the cache key; `target` as in `ArchSpec.name`.
+
+    A `dependent` kernel starts while the one before it in the stream ends, and waits by itself.
+    """
 
     ref: KernelRef
     config: Config
     signature: Signature
     target: str
+    dependent: bool = False
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def _compile(spec: KernelSpec) -> Any:
     import cutlass.cute as cute
 
     kernel_class = getattr(importlib.import_module(spec.ref.module), spec.ref.name)
-    kernel = kernel_class(spec.config, spec.signature)
+    kernel = kernel_class(spec.config, spec.signature, spec.dependent)
     with tempfile.TemporaryDirectory(prefix="hopperflash-") as dump_dir:
         # A folder of its own: the compiler reads its PTX back from a file whose name different
         # kernels share.

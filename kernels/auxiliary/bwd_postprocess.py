@@ -14,6 +14,7 @@ from hopperflash.plan.config import PostprocessConfig
 from hopperflash.problem.problem import Signature
 
 from ..common import operands
+from ..common.dependent import wait_for_previous
 from ..common.dtypes import NUMERIC
 
 _LANES_PER_ROW = 8
@@ -23,8 +24,9 @@ _VECTOR = 8
 class BackwardPostprocess:
     """One row of (batch, seqlen, heads) for every eight lanes."""
 
-    def __init__(self, config: PostprocessConfig, signature: Signature):
+    def __init__(self, config: PostprocessConfig, signature: Signature, dependent: bool = False):
         self.config = config
+        self.dependent = dependent
         self.dtype = NUMERIC[signature.dtype]
         self.name = f"hopperflash_bwd_postprocess_{signature.dtype.value}"
 
@@ -52,11 +54,13 @@ class BackwardPostprocess:
         self.kernel(mAcc, mX, scale).launch(
             grid=(cute.ceil_div(seqlen, rows), heads, batch),
             block=(self.config.threads, 1, 1),
+            use_pdl=self.dependent,
             stream=stream,
         )
 
     @cute.kernel
     def kernel(self, mAcc: cute.Tensor, mX: cute.Tensor, scale: Float32):
+        wait_for_previous(self.dependent)
         tidx, _, _ = cute.arch.thread_idx()
         block, head, batch = cute.arch.block_idx()
         lane = tidx % _LANES_PER_ROW

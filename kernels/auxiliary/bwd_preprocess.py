@@ -22,6 +22,7 @@ from hopperflash.problem.problem import Signature
 
 from ..common import operands
 from ..common.band import Seqlens
+from ..common.dependent import wait_for_previous
 from ..common.dtypes import NUMERIC
 from ..common.sequence import (
     AssignedTile,
@@ -51,8 +52,9 @@ class Tensors(NamedTuple):
 class BackwardPreprocess:
     """A block of queries per CTA, one row for every eight lanes at a time."""
 
-    def __init__(self, config: PreprocessConfig, signature: Signature):
+    def __init__(self, config: PreprocessConfig, signature: Signature, dependent: bool = False):
         self.config = config
+        self.dependent = dependent
         self.dtype = NUMERIC[signature.dtype]
         self.packed = signature.packed
         packed = "_packed" if signature.packed else ""
@@ -99,11 +101,15 @@ class BackwardPreprocess:
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         tensors = Tensors(mO, mdO, mLSE, mdLSE, mLSE_log2, mDelta, mdQ)
         self.kernel(tensors, mTiles).launch(
-            grid=grid, block=(self.config.threads, 1, 1), stream=stream
+            grid=grid,
+            block=(self.config.threads, 1, 1),
+            use_pdl=self.dependent,
+            stream=stream,
         )
 
     @cute.kernel
     def kernel(self, tensors: Tensors, mTiles: Any):
+        wait_for_previous(self.dependent)
         config, heads_q = self.config, tensors.mO.shape[2]
         seqlen_q = tensors.mO.shape[1]
         tile = assigned_tile(mTiles, heads_q, Seqlens(seqlen_q, Int32(0)), descending=False)

@@ -22,6 +22,7 @@ from hopperflash.plan.config import TILE_FIELDS, TileTableConfig
 from hopperflash.problem.problem import Signature
 
 from ..common import operands
+from ..common.dependent import wait_for_previous
 from ..common.sequence import Rows
 
 _WARP = 32
@@ -46,8 +47,9 @@ class Chunk(NamedTuple):
 class TileTable:
     """Tables of (tiles, `TILE_FIELDS`) int32, for queries, keys or both."""
 
-    def __init__(self, config: TileTableConfig, signature: Signature):
+    def __init__(self, config: TileTableConfig, signature: Signature, dependent: bool = False):
         self.config = config
+        self.dependent = dependent
         self.name = "hopperflash_tile_table"
 
     def fake_arguments(self) -> tuple[Any, ...]:
@@ -92,10 +94,16 @@ class TileTable:
             Side(mCuSeqlensK, mSeqUsedK, total_k),
             mTilesQ,
             mTilesK,
-        ).launch(grid=(tables, 1, 1), block=(self.config.threads, 1, 1), stream=stream)
+        ).launch(
+            grid=(tables, 1, 1),
+            block=(self.config.threads, 1, 1),
+            use_pdl=self.dependent,
+            stream=stream,
+        )
 
     @cute.kernel
     def kernel(self, side_q: Side, side_k: Side, mTilesQ: Any, mTilesK: Any):
+        wait_for_previous(self.dependent)
         config = self.config
         block, _, _ = cute.arch.block_idx()
         if cutlass.const_expr(mTilesQ is not None):

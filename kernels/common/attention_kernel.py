@@ -20,8 +20,9 @@ class AttentionKernel(Generic[ConfigT]):
 
     kind: ClassVar[str]  # as in the name: "fwd_sm90"
 
-    def __init__(self, config: ConfigT, signature: Signature):
+    def __init__(self, config: ConfigT, signature: Signature, dependent: bool = False):
         self.config = config
+        self.dependent = dependent
         self.signature = signature
         self.dtype = NUMERIC[signature.dtype]
         self.capped = signature.softcap

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hopperflash.emulator.counters import Counters
 from hopperflash.emulator.machine import Launch, run_kernel
 from hopperflash.emulator.memory import GlobalMemory
+from hopperflash.emulator.previous_grids import PreviousGrids
 from hopperflash.emulator.ptx_ir import Kernel
 from hopperflash.emulator.ptx_parser import parse_module
 
@@ -52,7 +53,7 @@ class Outcome:
         self.hazards: list[str] = []
 
 
-def execute(
+def execute(  # noqa: PLR0913 - what a launch takes
     kernel: Kernel | str,
     *arrays: NDArray[Any],
     threads: int = 32,
@@ -62,6 +63,7 @@ def execute(
     seed: int = 0,
     shared_bytes: int = 32768,
     checks: str = "full",
+    previous: PreviousGrids | None = None,
 ) -> Outcome:
     """Run a kernel whose parameters are pointers to these arrays."""
     if isinstance(kernel, str):
@@ -72,10 +74,13 @@ def execute(
     params = [int(a.ctypes.data).to_bytes(8, "little") for a in arrays]
     outcome = Outcome()
     launch = Launch(kernel, (grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), shared_bytes, params)
+    launch.previous = previous
     run_kernel(
         launch, memory, schedule=schedule, seed=seed, counters=outcome.counters,
         hazards=outcome.hazards, checks=checks,
     )  # fmt: skip
+    if previous is not None:
+        previous.end(memory.loaded, memory.stored)
     return outcome
 
 

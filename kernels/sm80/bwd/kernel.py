@@ -21,6 +21,7 @@ from ...common import operands, softmax, turns
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
 from ...common.block_range import query_block_range
+from ...common.dependent import wait_for_previous
 from ...common.key_tile import KeyTile
 from ...common.sequence import AssignedTile, assigned_tile, first_padded_block, sequence_rows
 from .. import copies, cp_async
@@ -71,6 +72,7 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
             block=(self.config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
+            use_pdl=self.dependent,
             stream=stream,
         )
 
@@ -82,8 +84,9 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
-        band = self.band(*window)
+        wait_for_previous(self.dependent)
         tile = self.assigned_tile(tensors, mTiles)
+        band = self.band(*window)
         if cutlass.const_expr(self.packed):
             if tile.block >= 0:
                 self.compute_tile(tensors, mTiles, tile, band, scales)

@@ -23,6 +23,7 @@ from ...common import operands, row_statistics, softmax
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
 from ...common.block_range import key_block_range
+from ...common.dependent import wait_for_previous
 from ...common.layouts import mn_view
 from ...common.sequence import (
     AssignedTile,
@@ -90,6 +91,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             block=(self.config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
+            use_pdl=self.dependent,
             stream=stream,
         )
 
@@ -101,6 +103,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
+        wait_for_previous(self.dependent)
         tile = self.assigned_tile(tensors, mTiles)
         band = self.band(*window, self.config.group)
         if cutlass.const_expr(self.packed):

@@ -34,6 +34,7 @@ from ...common import operands, turns
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
 from ...common.block_range import query_block_range
+from ...common.dependent import wait_for_previous
 from ...common.key_tile import KeyTile
 from ...common.sequence import assigned_tile, first_padded_block
 from ...common.softmax import Scales, make_scales
@@ -129,6 +130,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
+            use_pdl=self.dependent,
             stream=stream,
         )
 
@@ -169,6 +171,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         if warp_idx == 0:
             for tma_X in tensors[:7]:
                 cpasync.prefetch_descriptor(tma_X.atom)
+        wait_for_previous(self.dependent)
         assignment = Assignment(mTiles, heads, seqlens, self.band(*window))
         if cutlass.const_expr(self.packed):
             if self.key_tile(assignment).n_block >= 0:

@@ -32,6 +32,7 @@ from ...common import operands
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
 from ...common.block_range import key_block_range
+from ...common.dependent import wait_for_previous
 from ...common.sequence import AssignedTile, assigned_tile
 from ...common.softmax import Scales, make_scales
 from .. import tma, wgmma
@@ -128,6 +129,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
+            use_pdl=self.dependent,
             stream=stream,
         )
 
@@ -178,6 +180,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         if warp_idx == 0:
             for tma_X in tensors[:4]:
                 cpasync.prefetch_descriptor(tma_X.atom)
+        wait_for_previous(self.dependent)
         band = self.band(*window, self.config.group)
         # Causal tiles near the end see the most keys: start them first.
         tile_heads = heads[0] // self.config.group

@@ -175,3 +175,11 @@ def test_explained():
         "added up in fp32 by red.add; key tiles take turns in a fixed order: deterministic",
     ):
         assert fact in text
+
+
+@pytest.mark.parametrize(
+    ("name", "chained"), [("sm_80", False), ("sm_90a", True), ("sm_120a", True)]
+)
+def test_kernels_of_a_pass_overlap_from_hopper_on(name, chained):
+    calls = make_plan(problem(Sizes()), arch_of(name), "backward").calls
+    assert [call.spec.dependent for call in calls] == [False, *[chained] * (len(calls) - 1)]
