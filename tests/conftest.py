@@ -1,10 +1,13 @@
-"""Process set-up that must precede numpy, the seed, and the reason why GPU tests are skipped."""
+"""Process set-up that must precede numpy, the compile cache, the seed, and why GPU tests are
+skipped."""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
+import tempfile
 
 import pytest
 
@@ -12,6 +15,25 @@ import pytest
 # the libraries read these once, when they are first imported.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where public kernels lie that no package index has."""
+    parser.addoption(
+        "--cutlass-examples", metavar="DIR", help="CUTLASS's examples/python/CuTeDSL, to execute"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One compile cache for the run: empty at first, and shared by its workers, who inherit the
+    variables."""
+    if hasattr(config, "workerinput"):
+        return
+    for name in [name for name in os.environ if name.startswith("HOPPERFLASH_")]:
+        del os.environ[name]
+    folder = tempfile.mkdtemp(prefix="hopperflash-tests-")
+    os.environ["HOPPERFLASH_CACHE_DIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from hopperflash.cli import cache
 from hopperflash.cli.demo import demo
 from hopperflash.cli.doctor import doctor
 from hopperflash.cli.emulate import emulate
@@ -19,3 +20,4 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(emulate)
 app.command()(explain)
+app.add_typer(cache.app, name="cache")

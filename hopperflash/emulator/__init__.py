@@ -9,6 +9,8 @@ from .errors import (
     InvalidDescriptor,
     UnknownInstruction,
 )
+from .host_export import export_host
+from .host_object import HostObject, link
 from .run import EmulationRun, LaunchInfo, launch
 
 __all__ = [
@@ -18,8 +20,11 @@ __all__ = [
     "DeviceView",
     "EmulationError",
     "EmulationRun",
+    "HostObject",
     "InvalidDescriptor",
     "LaunchInfo",
     "UnknownInstruction",
+    "export_host",
     "launch",
+    "link",
 ]

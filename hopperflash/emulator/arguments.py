@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -103,12 +104,12 @@ def _regions_in(label: str, value: Any) -> Iterator[Region]:
 def _describe(value: Any) -> tuple[int, tuple[int, ...], tuple[int, ...], int] | None:
     """Address, shape, strides in elements and element bytes of a torch or CuTe tensor."""
     import torch
-    from cutlass.cute import runtime
 
     if isinstance(value, torch.Tensor):
         return value.data_ptr(), tuple(value.shape), value.stride(), value.itemsize
+    runtime = sys.modules.get("cutlass.cute.runtime")
     # CuTe tensors report another class, so only their real type tells them apart.
-    if type(value) is runtime._Tensor:
+    if runtime is not None and type(value) is runtime._Tensor:
         tensor: Any = value
         itemsize = max(tensor.element_type.width // 8, 1)
         return tensor.data_ptr, tuple(tensor.shape), tuple(tensor.stride), itemsize

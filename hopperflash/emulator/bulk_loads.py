@@ -80,10 +80,7 @@ class AsyncLoad:
         for barrier in target.cta.mbarriers_in(span.start, span.stop):
             self._report("bulk load overwrites an mbarrier", warp, barrier.describe())
         for peer in (target.cta, target.signalled):
-            if not peer.live:
-                self._report(
-                    "CTA of the cluster has exited", warp, f"the load reaches CTA {peer.index}"
-                )
+            peer.check_live(self.ins, self.cta)
 
     def _report(self, kind: str, warp: int, detail: str) -> None:
         self.cta.machine.hazards.report(kind, self.ins, self.cta, detail, who=f"warp {warp}")

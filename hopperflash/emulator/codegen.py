@@ -18,7 +18,7 @@ from .memory import SHARED_BASE
 from .opcode_row import Elementwise
 from .operations import decode
 from .ptx_ir import Immediate, Kernel, Negated, Register, Special, Symbol
-from .register_rules import FenceRule, fence_rule, wgmma_rows
+from .register_rules import FenceRule, OperandRows, fence_rule, operand_rows
 from .special import read_special
 
 Function = Callable[[Any, Any], Any]
@@ -89,10 +89,7 @@ def _compile(kernel: Kernel) -> Program:
     for segment in segments:
         segment.batches = _schedule(segment.ops)
     row_of, rows = _allocate_rows(segments)
-    operands = 0
-    for segment in segments:
-        for op in segment.ops:
-            operands |= wgmma_rows(op, row_of)
+    operands = operand_rows((op for segment in segments for op in segment.ops), row_of)
     for segment in segments:
         _summarise(segment, row_of, operands)
     return Program(kernel, segments, rows, row_of, shared_static, symbols, local_bytes)
@@ -236,7 +233,7 @@ def _allocate_rows(segments: list[Segment]) -> tuple[dict[Register, int], dict[s
     return row_of, rows
 
 
-def _summarise(segment: Segment, row_of: dict[Register, int], operands: int) -> None:
+def _summarise(segment: Segment, row_of: dict[Register, int], operands: OperandRows) -> None:
     counted: set[int] = set()
     ops = segment.ops + ([segment.branch_op] if segment.branch_op else [])
     for op in ops:
@@ -255,7 +252,7 @@ def _summarise(segment: Segment, row_of: dict[Register, int], operands: int) -> 
         segment.classes[kind] = segment.classes.get(kind, 0) + 1
         segment.mufu += ".approx" in op.ins.opcode
     segment.instructions = len(counted)
-    if operands:
+    if operands.every:
         rule = fence_rule(ops, row_of, operands)
         segment.rule = rule if rule.before or rule.fences or rule.touched else None
 

@@ -21,7 +21,7 @@ class Copy:
         self, cta: Any, ins: Instruction, to: Lanes, frm: Lanes, nbytes: int, sizes: Lanes | None
     ) -> None:
         self.ins = ins
-        self.place, self.to = cta.place_of(to)
+        self.place, self.to = cta.place_of(to, ins)
         self._cta, self._machine = cta, cta.machine
         self._frm, self.nbytes, self._sizes = frm, nbytes, sizes
         self._landed = False

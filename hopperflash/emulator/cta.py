@@ -16,11 +16,13 @@ from .codegen import param_offset
 from .copy_groups import Copy, CopyGroups
 from .decode import Op
 from .errors import AddressError, BarrierError
+from .global_order import adds_floats
 from .memory import CLUSTER_SHIFT, LOCAL_BASE, SharedMemory, unsigned
 from .ordering import NoOrdering, Ordering, is_strong
 from .ptx_ir import Instruction, Symbol
 from .register_rules import FenceState, RegisterPool
 from .registers import RegisterFile
+from .shadow import EXITED
 from .tracker import Tracker
 from .wgmma_queue import WgmmaQueue
 
@@ -91,6 +93,13 @@ class Cta:
             raise AddressError(f"shared address {address:#x} names CTA {rank - 1} of the cluster")
         return self.cluster[rank - 1], address & ((1 << CLUSTER_SHIFT) - 1)
 
+    def check_live(self, ins: Instruction, reached_from: Cta) -> None:
+        """A CTA's shared memory is there while it runs."""
+        if not self.live:
+            self.machine.hazards.report(
+                EXITED, ins, reached_from, f"the access reaches CTA {self.index}"
+            )
+
     def check_shared_range(self, address: int, nbytes: int) -> None:
         place, at = self.resolve_shared(address)
         place.shared.check(at, at + nbytes)
@@ -118,7 +127,7 @@ class Cta:
         nbytes = len(addrs) * size * count
         if space == "shared":
             counters.shared_load_bytes += nbytes
-            place, local = self.place_of(addrs)
+            place, local = self.place_of(addrs, ins)
             values: NDArray[Any] = place.shared.load(local, size, count)
             self.order.access(place, local, size * count, g, lanes, ins, write=False)
             return values
@@ -129,7 +138,7 @@ class Cta:
         self.machine.global_order.begin(self, ins, atomic=strong)
         values = self.machine.memory.load(addrs, size, count)
         if strong:
-            self.machine.global_order.flag(self, addrs, ins, read=True, write=False)
+            self._flag(addrs, g, lanes, ins, read=True)
         return values
 
     def store(
@@ -147,7 +156,7 @@ class Cta:
         counters = self.machine.counters
         if space == "shared":
             counters.shared_store_bytes += values.nbytes
-            place, local = self.place_of(addrs)
+            place, local = self.place_of(addrs, ins)
             place.shared.store(local, values)
             nbytes = values.itemsize * len(values)
             self.order.access(place, local, nbytes, g, lanes, ins, write=True)
@@ -159,7 +168,7 @@ class Cta:
             self.machine.global_order.begin(self, ins, atomic=strong)
             self.machine.memory.store(addrs, values)
             if strong:
-                self.machine.global_order.flag(self, addrs, ins, read=False, write=True)
+                self._flag(addrs, g, lanes, ins, write=True)
 
     def atomic(
         self, space: str, addrs: Lanes, size: int, update: Callable[[Any], Any], g: Any,
@@ -170,7 +179,7 @@ class Cta:
         counters = self.machine.counters
         place, memory, local = self, self.machine.memory, addrs
         if space == "shared":
-            place, local = self.place_of(addrs)
+            place, local = self.place_of(addrs, ins)
             memory = place.shared
             counters.shared_load_bytes += len(addrs) * size
             counters.shared_store_bytes += len(addrs) * size
@@ -178,17 +187,30 @@ class Cta:
         else:
             counters.global_atomic_bytes += len(addrs) * size
             self.machine.global_order.begin(self, ins, atomic=True)
-            self.machine.global_order.flag(self, addrs, ins, read=True, write=True)
+            self._flag(addrs, g, lanes, ins, read=True, write=True)
         old: NDArray[Any] = memory.load(local, size, 1)[0]
         memory.store(local, update(old)[None, :])
         return old
 
-    def place_of(self, addrs: Lanes) -> tuple[Cta, Lanes]:
+    def _flag(
+        self, addrs: Lanes, g: Any, lanes: Lanes | None, ins: Instruction, *,
+        read: bool = False, write: bool = False,
+    ) -> None:  # fmt: skip
+        """A strong access to global memory."""
+        order = self.machine.global_order
+        order.flag(self, addrs, ins, read=read, write=write)
+        if order.ordered and lanes is not None and adds_floats(ins):
+            self.order.add(g, lanes, ins)
+        elif order.ordered:
+            self.order.flag(g, lanes, ins)
+
+    def place_of(self, addrs: Lanes, ins: Instruction) -> tuple[Cta, Lanes]:
         """The CTA that the shared addresses of all lanes name, and its own addresses."""
         rank = int(addrs[0]) >> CLUSTER_SHIFT
         if rank == 0:
             return self, addrs
         place, _ = self.resolve_shared(int(addrs[0]))
+        place.check_live(ins, self)
         return place, addrs & ((1 << CLUSTER_SHIFT) - 1)
 
     def _local(self, addrs: Lanes, g: Any, lanes: Lanes | None) -> Lanes:
@@ -258,8 +280,8 @@ class Cta:
         return barrier, barrier.arrive(32 * len(warps), count, warps), point
 
     def arrive_at_cluster(self, g: Any, lanes: Lanes, relaxed: bool) -> None:
-        if not relaxed:
-            self.order.release(g, lanes, self.cluster_barrier.arrivals)
+        release = self.order.release_inits if relaxed else self.order.release
+        release(g, lanes, self.cluster_barrier.arrivals)
         for warp in np.unique(lanes + g.lo >> 5).tolist():
             threads = (self.live >> 32 * warp & 0xFFFFFFFF).bit_count()
             self._cluster_phase[warp] = self.cluster_barrier.phase

@@ -14,6 +14,7 @@ from .errors import UnknownInstruction
 from .memory import LOCAL_BASE
 from .numeric import lookup3
 from .opcode_row import BANK_OF_VIEW, VIEW_OF_TYPE, Elementwise
+from .ops_carry import CARRY, CARRY_ROWS, NEW_CARRY, CarryRow
 from .ops_convert import PACKING, convert
 from .ops_elementwise import ELEMENTWISE, setp
 from .ptx_ir import Address, Immediate, Instruction, Negated, Pair, Register, Sink, Vector
@@ -137,10 +138,25 @@ def decode_elementwise(ins: Instruction) -> list[Op] | None:
         return _decode_cvt(ins)
     if root == "cvta":
         return _decode_cvta(ins)
+    if ins.opcode in CARRY_ROWS:
+        return _decode_carry(ins, CARRY_ROWS[ins.opcode])
     entry = ELEMENTWISE.get(ins.opcode) or PACKING.get(ins.opcode)
     if entry is None:
         return None
     return elementwise(ins, entry, ins.operands[0], ins.operands[1:])
+
+
+def _decode_carry(ins: Instruction, row: CarryRow) -> list[Op]:
+    """The new carry is computed first, from the sources and the carry as they are."""
+    dst, *sources = ins.operands
+    srcs = (*sources, CARRY) if row.takes else tuple(sources)
+    ops = []
+    if row.carry is not None:
+        ops += elementwise(ins, row.carry, NEW_CARRY, srcs)
+    ops += elementwise(ins, row.result, dst, srcs)
+    if row.carry is not None:
+        ops += elementwise(ins, ELEMENTWISE["mov.pred"], CARRY, (NEW_CARRY,))
+    return ops
 
 
 _CVTA = re.compile(

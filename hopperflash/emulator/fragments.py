@@ -1,11 +1,10 @@
-"""Register fragments of tensor-core instructions as plain matrices, and lane maps of ldmatrix.
+"""Register fragments of tensor-core instructions as plain matrices, and rows of ldmatrix.
 
 Register arrays have one row per register and one column per lane; several warps lie side by side,
 so a warpgroup has 128 columns. In a warp, lane 4*g + t belongs to group g and is its thread t.
 wgmma and mma.sync share these layouts: a warp owns 16 rows.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from .element_types import ITEMSIZE, STORAGE, Float32, to_float32
 
 Registers = NDArray[np.uint32]
-Indices = NDArray[np.int64]
 
 GROUPS, THREADS = 8, 4
 WARP = GROUPS * THREADS
@@ -76,22 +74,23 @@ def fragment_b(registers: Registers, dtype: str) -> Float32:
     return to_float32(matrix, dtype)
 
 
-@lru_cache(maxsize=8)
-def matrix_lanes(count: int) -> tuple[Indices, Indices]:
-    """ldmatrix/stmatrix of `count` 8x8 matrices of 16-bit elements, not transposed.
+def from_rows(rows: Registers, count: int, transposed: bool) -> Registers:
+    """Registers [count, 32*warps] that ldmatrix fills from the rows of its 8x8 matrices.
 
-    Returns, per (register, lane), the lane that supplies the row address and the byte offset
-    from it of the two elements in the register.
+    `rows` is [warps * count * 8, 4]: 16 bytes of 16-bit elements each, matrix by matrix.
     """
-    lane = np.arange(WARP)
-    source = 8 * np.arange(count)[:, None] + lane // THREADS
-    return source, np.broadcast_to(4 * (lane % THREADS), source.shape)
+    elements = np.ascontiguousarray(rows).view(np.uint16).reshape(-1, count, 8, 8)
+    if transposed:
+        elements = elements.transpose(0, 1, 3, 2)
+    words = np.ascontiguousarray(elements.transpose(1, 0, 2, 3)).view(np.uint32)
+    return words.reshape(count, -1)
 
 
-@lru_cache(maxsize=8)
-def transposed_matrix_lanes(count: int) -> tuple[Indices, Indices]:
-    """As `matrix_lanes` for `.trans`: per (register, lane, half), one 16-bit element each."""
-    lane = np.arange(WARP)
-    row = 2 * (lane % THREADS)
-    source = 8 * np.arange(count)[:, None, None] + row[:, None] + np.arange(2)
-    return source, np.broadcast_to(2 * (lane // THREADS)[:, None], source.shape)
+def to_rows(registers: Registers, transposed: bool) -> Registers:
+    """The rows that stmatrix writes: the inverse of `from_rows`."""
+    count, lanes = registers.shape
+    elements = np.ascontiguousarray(registers).view(np.uint16)
+    elements = elements.reshape(count, lanes // WARP, 8, 8).transpose(1, 0, 2, 3)
+    if transposed:
+        elements = elements.transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(elements).view(np.uint32).reshape(-1, 4)

@@ -19,6 +19,7 @@ from .previous_grids import PreviousGrids
 from .ptx_ir import Instruction
 
 Known = dict[Any, int]
+_FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tensor"}
 
 
 class Entity(NamedTuple):
@@ -50,6 +51,7 @@ class NoGlobalOrder:
     """Keeps no record."""
 
     watches = False
+    ordered = False
 
     def begin(self, cta: Any, ins: Instruction, *, atomic: bool = False, warp: int | None = None,
               clock: int = 0) -> None:  # fmt: skip
@@ -88,9 +90,16 @@ class GlobalOrder(NoGlobalOrder):
 
     watches = True
 
-    def __init__(self, hazards: HazardLog, previous: PreviousGrids | None = None) -> None:
+    def __init__(
+        self,
+        hazards: HazardLog,
+        previous: PreviousGrids | None = None,
+        ordered: bool = False,
+    ) -> None:
+        """`ordered` asks that something fixes the order of floating-point additions as well."""
         self._hazards = hazards
         self._previous = PreviousGrids() if previous is None else previous
+        self.ordered = ordered
         self._clusters: dict[int, _Cluster] = {}
         self._flags: dict[int, Known] = {}
         self._shadow: dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
@@ -180,13 +189,16 @@ class GlobalOrder(NoGlobalOrder):
             before = self._accesses[number]
             if before is None or before.entity == Entity(now.entity.cluster):
                 continue
-            if before.entity == now.entity or (before.atomic and now.atomic):
+            if before.entity == now.entity or known.get(before.entity, 0) >= before.clock:
                 continue
-            if known.get(before.entity, 0) < before.clock:
-                self._hazards.report(
-                    f"global memory {verb} with no synchronisation after its {earlier}", now.ins,
-                    now.cta, f"by CTA {before.cta.index}", other=before.ins,
-                )  # fmt: skip
+            kind = f"global memory {verb} with no synchronisation after its {earlier}"
+            if before.atomic and now.atomic:
+                if not self.ordered or not (adds_floats(before.ins) and adds_floats(now.ins)):
+                    continue
+                kind = "floating-point additions in no fixed order"
+            self._hazards.report(
+                kind, now.ins, now.cta, f"by CTA {before.cta.index}", other=before.ins
+            )
 
     # Order
 
@@ -206,7 +218,8 @@ class GlobalOrder(NoGlobalOrder):
         for address in np.unique(addresses).tolist():
             left = self._flags.get(address)
             if read and left is not None:
-                if acquires or state.fence is not None:
+                # A relaxed read acquires at the next fence, not by one before it.
+                if acquires:
                     _join(state.known, left)
                 else:
                     state.seen.append(left)
@@ -225,6 +238,11 @@ class GlobalOrder(NoGlobalOrder):
     def stored(self, cta: Any, warp: int, clock: int) -> None:
         entity = Entity(cta.cluster[0].serial, f"{cta.rank}:{warp}")
         _join(self._state(cta).known, {entity: clock})
+
+
+def adds_floats(ins: Instruction) -> bool:
+    # A tensor copy does not name its type.
+    return "add" in ins.parts and not _FLOATS.isdisjoint(ins.parts)
 
 
 def _offsets(offset: int, shape: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ from .cuda_runtime import (
     KernelSignature,
 )
 from .errors import EmulationError
+from .host_object import HostObject, link
 
 _TVM_FFI_SYMBOLS = (
     "TVMFFIErrorSetRaisedFromCStr",
@@ -36,7 +37,7 @@ _SAFE_CALL = ctypes.CFUNCTYPE(
 _USAGE = re.compile(r" when calling: (`.*`)")
 
 
-class _HostSymbols(NamedTuple):
+class HostSymbols(NamedTuple):
     """What an LLVM module says about itself."""
 
     defined: frozenset[str]
@@ -48,31 +49,15 @@ class _HostSymbols(NamedTuple):
 
 
 class HostProgram:
-    """The host function of one `cute.compile` result, plain or with TVM-FFI."""
+    """A host function whose CUDA runtime calls are answered by `CudaRuntime`."""
 
-    def __init__(
-        self, compiled: Any, kernels: Mapping[str, KernelSignature], device: DeviceFacts
-    ) -> None:
-        from cutlass._mlir.execution_engine import ExecutionEngine
+    signature: inspect.Signature
+    _call: Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
-        if compiled.ir_module is None:
-            raise EmulationError(
-                "the compiled function has no host IR (was it loaded from a binary?); "
-                "only the result of cute.compile can be emulated"
-            )
-        self._compiled = compiled
+    def __init__(self, kernels: Mapping[str, KernelSignature], device: DeviceFacts) -> None:
         self._lock = Lock()
         self._runtime = CudaRuntime(kernels, device)
-        symbols = _host_symbols(compiled.ir_module)
-        self.signature = _signature(compiled, symbols)
-        self._engine = ExecutionEngine(compiled.ir_module, opt_level=2, shared_libs=[])
         self._keep_alive: list[Any] = []
-        self._register(symbols.declared)
-        if f"__tvm_ffi_{compiled.function_name}" in symbols.defined:
-            self._call = self._tvm_ffi_call()
-        else:
-            self._load_library(symbols.defined)
-            self._call = self._plain_call()
 
     def run(
         self,
@@ -100,8 +85,10 @@ class HostProgram:
                 raise error
             return result
 
-    def _register(self, declared: Sequence[str]) -> None:
+    def _callbacks(self, declared: Sequence[str]) -> dict[str, int]:
+        """Addresses of what answers the declared symbols; those of other libraries are left out."""
         libraries = self._tvm_ffi_symbols(declared)
+        addresses: dict[str, int] = {}
         for name in declared:
             if name in libraries:
                 callback = libraries[name]
@@ -116,7 +103,8 @@ class HostProgram:
             else:
                 continue
             self._keep_alive.append(callback)
-            self._engine.raw_register_runtime(name, ctypes.cast(callback, ctypes.c_void_p))
+            addresses[name] = ctypes.cast(callback, ctypes.c_void_p).value or 0
+        return addresses
 
     def _tvm_ffi_symbols(self, declared: Sequence[str]) -> dict[str, Any]:
         if not any(name in _TVM_FFI_SYMBOLS for name in declared):
@@ -144,6 +132,33 @@ class HostProgram:
                 error_name
             ),
         }
+
+
+class CompiledHost(HostProgram):
+    """The host function of one `cute.compile` result, plain or with TVM-FFI."""
+
+    def __init__(
+        self, compiled: Any, kernels: Mapping[str, KernelSignature], device: DeviceFacts
+    ) -> None:
+        from cutlass._mlir.execution_engine import ExecutionEngine
+
+        super().__init__(kernels, device)
+        if compiled.ir_module is None:
+            raise EmulationError(
+                "the compiled function has no host IR (was it loaded from a binary?); "
+                "only the result of cute.compile can be emulated"
+            )
+        self._compiled = compiled
+        symbols = host_symbols(compiled.ir_module)
+        self.signature = visible_signature(compiled, symbols)
+        self._engine = ExecutionEngine(compiled.ir_module, opt_level=2, shared_libs=[])
+        for name, address in self._callbacks(symbols.declared).items():
+            self._engine.raw_register_runtime(name, ctypes.c_void_p(address))
+        if f"__tvm_ffi_{compiled.function_name}" in symbols.defined:
+            self._call = self._tvm_ffi_call()
+        else:
+            self._load_library(symbols.defined)
+            self._call = self._plain_call()
 
     def _packed(self, name: str) -> Callable[..., None]:
         """A function of the module that takes the addresses of its arguments and its result."""
@@ -221,6 +236,31 @@ class HostProgram:
         return call
 
 
+class LinkedHost(HostProgram):
+    """A host function that was exported as a `HostObject`: no compiler is imported to run it."""
+
+    def __init__(
+        self, host: HostObject, kernels: Mapping[str, KernelSignature], device: DeviceFacts
+    ) -> None:
+        super().__init__(kernels, device)
+        self.signature = inspect.Signature(
+            [
+                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+                for name in host.parameters
+            ]
+        )
+        module = link(host.code, host.trampolines)
+        addresses = self._callbacks((*_TVM_FFI_SYMBOLS, *host.symbols))
+        module.get_function("bind")(*(ctypes.c_void_p(addresses[name]) for name in host.symbols))
+        function = module.get_function(host.function)
+
+        def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            bound = self.signature.bind(*args, **kwargs)
+            return function(*(_tvm_ffi_value(value) for value in bound.arguments.values()))
+
+        self._call = call
+
+
 def _tvm_ffi_value(value: Any) -> Any:
     from tvm_ffi.utils.unpack_dataclass import unpack_dataclass_to_tuple
 
@@ -229,7 +269,7 @@ def _tvm_ffi_value(value: Any) -> Any:
     return on_device(value)
 
 
-def _signature(compiled: Any, symbols: _HostSymbols) -> inspect.Signature:
+def visible_signature(compiled: Any, symbols: HostSymbols) -> inspect.Signature:
     """What a caller passes: the run-time parameters without streams of the environment."""
     signature: inspect.Signature = compiled.execution_args.signature
     if not symbols.usage:
@@ -242,7 +282,7 @@ def _signature(compiled: Any, symbols: _HostSymbols) -> inspect.Signature:
     return signature.replace(parameters=visible)
 
 
-def _host_symbols(module: Any) -> _HostSymbols:
+def host_symbols(module: Any) -> HostSymbols:
     defined: list[str] = []
     declared: list[str] = []
     usage = ""
@@ -256,4 +296,4 @@ def _host_symbols(module: Any) -> _HostSymbols:
             elif operation.name == "llvm.mlir.global" and "value" in operation.attributes:
                 match = _USAGE.match(str(operation.attributes["value"]).strip('"'))
                 usage = match[1] if match else usage
-    return _HostSymbols(frozenset(defined), tuple(declared), usage)
+    return HostSymbols(frozenset(defined), tuple(declared), usage)

@@ -1,4 +1,4 @@
-"""Active lanes of a gang by the values that they have for an instruction."""
+"""Lanes of a gang: by the values that they have for an instruction, and as bit masks."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def groups(g: Any, m: Any, *columns: Any) -> list[LaneGroup]:
         LaneGroup(key, lanes[np.array([k == key for k in keys])], False)
         for key in sorted(set(keys))
     ]
+
+
+def mask_of(lanes: NDArray[Any], lo: int, n: int) -> int:
+    """Bit mask over the CTA's threads of lane indices counted from `lo`."""
+    flags = np.zeros(n, np.bool_)
+    flags[lanes] = True
+    return flags_to_mask(flags, lo)
+
+
+def flags_to_mask(flags: NDArray[np.bool_], lo: int) -> int:
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little") << lo

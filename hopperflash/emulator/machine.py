@@ -30,8 +30,8 @@ from .tracker import Tracker
 _MAX_RESIDENT_CLUSTERS = 132
 # Rounds in which every resident cluster only polls, before another one is admitted.
 _POLL_ROUNDS = 16
-CHECKS = ("full", "basic")
-"""All hazards, or only those that cost no record of every access."""
+CHECKS = ("full", "basic", "ordered")
+"""All hazards; those that cost no record of every access; all, and that sums are reproducible."""
 # Unique across launches: register views cache values per CTA.
 _serials = itertools.count()
 
@@ -72,9 +72,10 @@ def run_kernel(
     )
     if checks not in CHECKS:
         raise ValueError(f"hazards {checks!r} is not one of {', '.join(CHECKS)}")
-    machine.full_checks = checks == "full"
+    machine.full_checks = checks != "basic"
     if machine.full_checks:
-        machine.global_order = memory.order = GlobalOrder(machine.hazards, launch.previous)
+        ordered = checks == "ordered"
+        machine.global_order = memory.order = GlobalOrder(machine.hazards, launch.previous, ordered)
     try:
         with np.errstate(all="ignore"):
             machine.run(progress)

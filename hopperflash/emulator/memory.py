@@ -102,8 +102,8 @@ class GlobalMemory:
 
     def view(self, addr: int, nbytes: int, write: bool = False) -> NDArray[np.uint8]:
         """Zero-copy bytes of a checked range."""
-        self.check(addr, addr + nbytes, write)
-        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(addr))
+        start, data = self._typed(self.check(addr, addr + nbytes, write), 1)
+        return data[addr - start : addr - start + nbytes]
 
     def touch_box(
         self, addr: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, write: bool

@@ -25,15 +25,20 @@ def bf16_to_f32(bits: Array) -> Array:
 
 def f32_to_bf16(x: Array) -> Array:
     """float32 to bf16 bits in uint32, round to nearest even; NaN becomes 0x7FFF."""
-    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return _bf16_in_upper_half(x) >> np.uint32(16)
+
+
+def _bf16_in_upper_half(x: Array) -> Array:
+    """The same in the upper half of uint32, above bits without meaning."""
+    x = np.ascontiguousarray(x, np.float32)
+    u = x.view(np.uint32)
     r = u >> np.uint32(16)
     r &= np.uint32(1)
     r += np.uint32(0x7FFF)
     r += u
-    r >>= np.uint32(16)
     nan = x != x
     if nan.any():
-        r[nan] = 0x7FFF
+        r[nan] = 0x7FFF0000
     return r
 
 
@@ -57,7 +62,10 @@ def f32_to_f16(x: Array) -> Array:
 
 def pack_bf16x2(hi: Array, lo: Array) -> Array:
     """cvt.rn.bf16x2.f32 d, hi, lo."""
-    return (f32_to_bf16(hi) << np.uint32(16)) | f32_to_bf16(lo)
+    packed = _bf16_in_upper_half(lo)
+    packed >>= np.uint32(16)
+    packed |= _bf16_in_upper_half(hi) & np.uint32(0xFFFF0000)
+    return packed
 
 
 def pack_f16x2(hi: Array, lo: Array) -> Array:
@@ -65,7 +73,9 @@ def pack_f16x2(hi: Array, lo: Array) -> Array:
 
 
 def ex2_ftz(x: Array) -> Array:
-    return flush(np.exp2(flush(x)))
+    # Subnormal arguments give 1, flushed or not.
+    power = np.exp2(x)
+    return power * (power >= _F32_TINY)
 
 
 def saturate(x: Array) -> Array:

@@ -32,6 +32,15 @@ def reader(operand: Any, view: str, row: RowOf) -> Reader:
     raise TypeError(operand)
 
 
+def lane_reader(operand: Any, view: str, row: RowOf) -> Callable[[Any, int], int]:
+    """Reads an operand as one lane has it."""
+    if isinstance(operand, Register):
+        index, matrix = row(operand), view.upper()
+        return lambda g, lane: getattr(g, matrix).item(index, lane)
+    read = reader(operand, view, row)
+    return lambda g, lane: scalar_at(read(g), lane)
+
+
 def lanes_of(value: Any, gang: Any) -> NDArray[Any]:
     """A value with one entry per lane of the gang."""
     array = np.asarray(value)
@@ -72,7 +81,8 @@ def writer(operand: Any, view: str, row: RowOf) -> Writer:
 def active(m: Any, gang: Any) -> NDArray[np.int64]:
     """Indices of the active lanes."""
     if m is None:
-        return np.arange(gang.n)
+        every: NDArray[np.int64] = gang.every
+        return every
     return np.nonzero(m)[0]
 
 
@@ -105,10 +115,14 @@ def distinct_lanes(m: Any, gang: Any, *columns: Any) -> list[tuple[int, int]]:
 
     A warp whose lanes agree issues a bulk store once: it is an instruction of the uniform datapath.
     """
-    if gang.n == 1:
-        return [(gang.first_warp, 0)]
-    rows = [lanes_of(c, gang) for c in columns]
+    lanes = active(m, gang)
+    if not lanes.size:
+        return []
+    rows = [lanes + gang.lo >> 5, *(lanes_of(c, gang)[lanes].astype(np.int64) for c in columns)]
+    table = np.stack(rows)
+    changes = (table[:, 1:] != table[:, :-1]).any(axis=0)
     found: dict[Any, tuple[int, int]] = {}
-    for warp, lane in every_lane(m, gang):
-        found.setdefault((warp, *(int(r[lane]) for r in rows)), (warp, lane))
+    for i in (0, *(np.flatnonzero(changes) + 1).tolist()):
+        key = tuple(table[:, i].tolist())
+        found.setdefault(key, (key[0], int(lanes[i])))
     return list(found.values())

@@ -19,6 +19,7 @@ from .operands import (
     address_reader,
     distinct_lanes,
     every_lane,
+    lane_reader,
     one_lane_per_warp,
     reader,
     scalar_at,
@@ -26,7 +27,7 @@ from .operands import (
 from .ptx_ir import Immediate, Instruction, Vector
 from .tensor_map import decode as decode_tensor_map
 from .wgmma import WgmmaShape
-from .wgmma_queue import WgmmaOp
+from .wgmma_queue import WgmmaOp, WgmmaQueue, complete
 
 _TENSOR_LOAD = re.compile(
     r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global(\.tile)?"
@@ -247,8 +248,6 @@ def decode_wgmma(ins: Instruction) -> Op:
     from_registers = isinstance(a, Vector)
     if len(d.items) != shape.registers or (from_registers and len(a.items) != 4):
         raise unknown(ins, f"{len(d.items)} accumulator registers, not {shape.registers}")
-    if ins.parts[-1] == "satfinite":
-        raise unknown(ins, "saturating integer accumulators")
     values = [t.value for t in tail]
     scale_a, scale_b = values[:2] if len(values) >= 2 else (1, 1)
     transposes = values[2:]
@@ -261,9 +260,9 @@ def decode_wgmma(ins: Instruction) -> Op:
         d_rows, d_mask = _accumulator_rows(tuple(row(r) for r in d.items))
         a_rows = _rows_index([row(r) for r in a.items]) if from_registers else None
         a_mask = sum(1 << row(r) for r in a.items) if from_registers else 0
-        read_a = None if from_registers else reader(a, "q", row)
-        read_b = reader(b, "q", row)
-        read_scale = reader(scale_d, "p", row)
+        read_a = None if from_registers else lane_reader(a, "q", row)
+        read_b = lane_reader(b, "q", row)
+        read_scale = lane_reader(scale_d, "p", row)
 
         def run(g: Any, m: Any) -> None:
             if m is not None or g.lo % 128 or g.n % 128:
@@ -274,11 +273,11 @@ def decode_wgmma(ins: Instruction) -> Op:
             for start in range(0, g.n, 128):
                 op = WgmmaOp(
                     ins, shape, d_rows, d_mask, a_mask,
-                    overwrite=not scalar_at(read_scale(g), start),
+                    overwrite=not read_scale(g, start),
                     a_registers=None if a_rows is None
                     else g.U[a_rows, start : start + 128].copy(),
-                    a_descriptor=0 if read_a is None else scalar_at(read_a(g), start),
-                    b_descriptor=scalar_at(read_b(g), start),
+                    a_descriptor=0 if read_a is None else read_a(g, start),
+                    b_descriptor=read_b(g, start),
                     negate=scale_a * scale_b < 0, a_mn_major=a_major, b_mn_major=b_major,
                 )  # fmt: skip
                 g.cta.wgmma_queue((g.lo + start) // 128).issue(op)
@@ -293,10 +292,22 @@ def decode_wgmma(ins: Instruction) -> Op:
     )  # fmt: skip
 
 
+def _queues(g: Any) -> list[WgmmaQueue]:
+    """Those of a gang's warpgroups."""
+    return [g.cta.wgmma_queue(group) for group in range(g.lo // 128, (g.hi + 127) // 128)]
+
+
 def _wgmma_commit(ins: Instruction) -> Op:
     def run(g: Any, m: Any) -> None:
-        for group in range(g.lo // 128, (g.hi + 127) // 128):
-            g.cta.wgmma_queue(group).commit()
+        queues = _queues(g)
+        for queue in queues:
+            queue.commit()
+        work = g.cta.machine.async_work
+        if work.schedule == "eager":
+            complete(queues, [queue.committed() for queue in queues])
+            return
+        for queue in queues:
+            work.start(queue.complete_early)
 
     return effect(ins, lambda row: run, collective="warpgroup")
 
@@ -305,9 +316,11 @@ def _wgmma_wait(ins: Instruction) -> Op:
     (count,) = ins.operands
 
     def run(g: Any, m: Any) -> None:
-        operands: dict[Any, Any] = {}
-        for group in range(g.lo // 128, (g.hi + 127) // 128):
-            g.cta.wgmma_queue(group).wait(count.value, operands)
+        queues = _queues(g)
+        done = [queue.take(count.value) for queue in queues]
+        complete(queues, done)
+        for queue, ops in zip(queues, done, strict=True):
+            queue.waited(ops)
 
     return effect(ins, lambda row: run, collective="warpgroup", ends=True)
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from .address_spaces import parts, space_of
 from .bank_conflicts import extra_wavefronts
 from .decode import Effect, Op, RowOf, effect, unknown
-from .fragments import matrix_lanes, transposed_matrix_lanes
-from .memory import check_alignment, unsigned
+from .fragments import from_rows, to_rows
+from .memory import unsigned
 from .numeric import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
 from .operands import active, address_reader, lanes_of, reader, writer
 from .ptx_ir import Address, Immediate, Instruction, Symbol, Vector
@@ -261,6 +261,7 @@ def _atomic_update(operation: str, kind: str) -> Callable[..., Any]:
     return lambda old, new: fn(old.view(target), new.view(target)).view(old.dtype)
 
 
+_ROW_BYTES = 16
 _MATRIX = re.compile(
     r"(ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(::cta)?\.b16$"
 )
@@ -277,45 +278,29 @@ def decode_matrix(ins: Instruction) -> Op:
     items = _items(data)
     if len(items) != count:
         raise unknown(ins, "register count")
-    if transposed:
-        source, offset = transposed_matrix_lanes(count)
-    else:
-        source, offset = matrix_lanes(count)
-    size = 2 if transposed else 4
-    per_register = 4 // size
 
     def make(row: RowOf) -> Effect:
         at = address_reader(address, row)
         rows = [row(i) for i in items]
 
-        def addresses(g: Any) -> NDArray[np.int64]:
-            by_warp = at(g).reshape(-1, 32)
-            check_alignment(by_warp[:, : 8 * count], 16, "shared")
-            elements = by_warp[:, source] + offset
-            flat: NDArray[np.int64] = np.moveaxis(elements, 0, 1).reshape(count, -1)
-            return flat
-
-        def lanes_of_words(g: Any) -> NDArray[np.int64]:
-            return np.tile(np.repeat(np.arange(g.n), per_register), count)
-
-        def count_rows(g: Any) -> None:
-            rows_read = at(g).reshape(-1, 32)[:, : 8 * count]
-            lanes = np.arange(g.n).reshape(-1, 32)[:, : 8 * count]
-            count_conflicts(g, "shared", rows_read.ravel(), lanes.ravel(), 16)
+        def row_lanes(g: Any) -> NDArray[np.int64]:
+            lanes: NDArray[np.int64] = g.every.reshape(-1, 32)[:, : 8 * count].ravel()
+            return lanes
 
         def load(g: Any, m: Any) -> None:
-            count_rows(g)
-            addrs = addresses(g)
-            words = g.cta.load("shared", addrs.reshape(-1), size, 1, g, lanes_of_words(g), ins)[0]
-            words = np.ascontiguousarray(words.reshape(count, -1)).view(np.uint32)
-            for i, r in enumerate(rows):
-                g.u[r][...] = words[i]
+            lanes = row_lanes(g)
+            addrs = at(g)[lanes]
+            count_conflicts(g, "shared", addrs, lanes, _ROW_BYTES)
+            words = g.cta.load("shared", addrs, 4, 4, g, lanes, ins)
+            for r, values in zip(rows, from_rows(words.T, count, transposed), strict=True):
+                g.u[r][...] = values
 
         def store(g: Any, m: Any) -> None:
-            count_rows(g)
-            words = np.ascontiguousarray(g.U[rows]).view(unsigned(size))
-            to = addresses(g).reshape(-1)
-            g.cta.store("shared", to, words.reshape(1, -1), g, lanes_of_words(g), ins)
+            lanes = row_lanes(g)
+            addrs = at(g)[lanes]
+            count_conflicts(g, "shared", addrs, lanes, _ROW_BYTES)
+            words = to_rows(g.U[rows], transposed)
+            g.cta.store("shared", addrs, words.T, g, lanes, ins)
 
         return load if loads else store
 

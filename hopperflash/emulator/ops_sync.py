@@ -87,6 +87,7 @@ def _arrive(drop: bool, with_tx: bool) -> Callable[[Instruction], Op]:
                 for group in groups(g, m, at(g), read(g)):
                     where, value = group.values
                     barrier = g.cta.mbarrier(where)
+                    g.cta.resolve_shared(where)[0].check_live(ins, g.cta)
                     g.cta.order.use_mbarrier(g, group.lanes, barrier, ins)
                     released = -1
                     for lane in group.lanes.tolist():
@@ -201,12 +202,18 @@ def decode_fence(ins: Instruction) -> Op:
     if not proxy and "mbarrier_init" not in ins.opcode:
         return effect(ins, lambda row: lambda g, m: g.cta.machine.global_order.fence(g.cta))
 
+    space = ins.opcode.partition("async")[2]
+
     def run(g: Any, m: Any) -> None:
         lanes = active(m, g)
-        if lanes.size:
+        if not lanes.size:
+            return
+        order = g.cta.order
+        if proxy and space in ("", ".global"):
+            order.fence_global(g, lanes)
+        if space != ".global":
             g.cta.fence_mbarriers({warp for warp, _ in one_lane_per_warp(m, g)})
-            if proxy:
-                g.cta.order.fence(g, lanes)
+            (order.fence if proxy else order.fence_inits)(g, lanes)
 
     return effect(ins, lambda row: run)
 

@@ -16,6 +16,7 @@ from .tracker import Tracker
 
 Lanes = NDArray[np.int64]
 
+_UNSYNCED = "with no synchronisation between"
 _STRONG = {"atom", "red"}
 _STRONG_PARTS = {"volatile", "relaxed", "acquire", "release", "mmio"}
 
@@ -41,10 +42,19 @@ class NoOrdering:
         """As `acquire` for warps of the CTA."""
 
     def fence(self, g: Any, lanes: Lanes | None) -> None:
-        """fence.proxy.async."""
+        """fence.proxy.async for shared memory."""
+
+    def fence_global(self, g: Any, lanes: Lanes | None) -> None:
+        """fence.proxy.async for global memory."""
 
     def init_mbarrier(self, barrier: MBarrier) -> None:
         """A warp, its initialiser, initialised an mbarrier."""
+
+    def fence_inits(self, g: Any, lanes: Lanes | None) -> None:
+        """fence.mbarrier_init: relaxed arrivals too hand on the warps' initialisations so far."""
+
+    def release_inits(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        """A relaxed arrival: hands on what fence.mbarrier_init released."""
 
     def use_mbarrier(
         self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
@@ -87,6 +97,12 @@ class NoOrdering:
     def wgmma_done(self, group: int, clock: int) -> None:
         """The warpgroup waited for its wgmma groups up to `clock`."""
 
+    def flag(self, g: Any, lanes: Lanes | None, ins: Instruction) -> None:
+        """A strong access to global memory, which may take or pass a turn."""
+
+    def add(self, g: Any, lanes: Lanes, ins: Instruction) -> None:
+        """Lanes add floating-point numbers in global memory."""
+
     def finish(self, barriers: list[MBarrier]) -> None:
         """The CTA is done."""
 
@@ -100,6 +116,14 @@ class Ordering(NoOrdering):
         self._clocks = tracker.clocks
         self._first = cta.rank * ((cta.threads + 31) // 32)
         self.shadow = Shadow(tracker, cta, cta.shared.size)
+        self._turn: tuple[int, int, Instruction] | None = None
+        """Who acquired last in global memory, when and where."""
+        self._added: dict[int, int] = {}
+        """When each warp last added there."""
+        self._added_in_bulk: dict[int, int] = {}
+        """When each warp last waited for bulk additions; before that, when it issued one."""
+        self._fenced_global: dict[int, NDArray[np.int32]] = {}
+        """What each warp knew at its last proxy fence for global memory."""
 
     def _rows(self, g: Any, lanes: Lanes | None) -> Any:
         if lanes is None or g.first_warp == g.last_warp:
@@ -130,16 +154,37 @@ class Ordering(NoOrdering):
     def fence(self, g: Any, lanes: Lanes | None) -> None:
         self._clocks.fence(self._rows(g, lanes))
 
+    def fence_global(self, g: Any, lanes: Lanes | None) -> None:
+        for row in np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist():
+            self._fenced_global[row] = self._clocks.known[row].copy()
+            self._clocks.release(slice(row, row + 1))
+
     def init_mbarrier(self, barrier: MBarrier) -> None:
         row = self._first + barrier.initialiser
         barrier.origin = (row, self._clocks.now(row))
+
+    def fence_inits(self, g: Any, lanes: Lanes | None) -> None:
+        for row in np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist():
+            own = slice(row, row + 1)
+            self._clocks.reach(own, self._tracker.entity("init", row), self._clocks.now(row))
+            # What it initialises from now on is not covered.
+            self._clocks.release(own)
+
+    def release_inits(self, g: Any, lanes: Lanes | None, point: SyncPoint) -> None:
+        known = self._clocks.knowledge(self._rows(g, lanes)).known
+        entities = self._tracker.entities("init")
+        if entities:
+            released = np.zeros_like(known)
+            released[entities] = known[entities]
+            point.join(SyncPoint(released))
 
     def use_mbarrier(
         self, g: Any, lanes: Lanes | None, barrier: MBarrier, ins: Instruction
     ) -> None:
         row, clock = barrier.origin
         rows = self._rows(g, lanes)
-        known = self._clocks.known[rows, row]
+        fenced = self._tracker.entity("init", row)
+        known = self._clocks.known[rows][:, (row, fenced)].max(axis=1)
         if (known < clock).any():
             index = np.arange(self._clocks.warps)[rows]
             self._tracker.hazards.report(
@@ -162,7 +207,7 @@ class Ordering(NoOrdering):
         flags = 0
         if is_strong(ins):
             flags |= ATOMIC
-        if nbytes < 4 and "matrix" not in ins.parts[0]:
+        if nbytes < 4:
             flags |= NARROW
         place.order.shadow.generic(addresses, nbytes, warps, ins, write=write, flags=flags)
 
@@ -200,6 +245,8 @@ class Ordering(NoOrdering):
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Instruction) -> None:
         actor = self._actor("bulk", self._first + warp, clock, warp, ins)
         self.shadow.async_read(span.start, span.stop - span.start, actor)
+        if self._cta.machine.global_order.ordered and ins.parts[1] == "reduce":
+            self._add_in_bulk(self._first + warp, ins)
 
     def copy(
         self, place: Any, addresses: Lanes, nbytes: int, warp: int, clock: int, ins: Instruction
@@ -209,7 +256,11 @@ class Ordering(NoOrdering):
 
     def groups_done(self, kind: str, warp: int, clock: int) -> None:
         row = self._first + warp
-        self._clocks.reach(slice(row, row + 1), self._tracker.entity(kind, row), clock)
+        own = slice(row, row + 1)
+        self._clocks.reach(own, self._tracker.entity(kind, row), clock)
+        if kind == "bulk" and row in self._added_in_bulk:
+            self._added_in_bulk[row] = self._clocks.now(row)
+            self._clocks.release(own)
 
     def copies_arrive(self, warp: int, clock: int) -> SyncPoint:
         row = self._first + warp
@@ -232,7 +283,65 @@ class Ordering(NoOrdering):
         entity = self._tracker.entity("wgmma", first)
         self._clocks.reach(slice(first, first + 4), entity, clock)
 
+    # The order of sums in global memory, within the CTA
+
+    def flag(self, g: Any, lanes: Lanes | None, ins: Instruction) -> None:
+        rows = np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist()
+        if not {"release", "acq_rel"}.isdisjoint(ins.parts):
+            known = self._clocks.known[rows].max(axis=0)
+            late = [row for row, clock in self._added.items() if known[row] < clock]
+            if late:
+                name = self._tracker.warp_name(late[0])
+                self._unordered(ins, f"{name} added before it, {_UNSYNCED}", rows[0])
+            if any(
+                self._fenced(rows[0], row) < clock for row, clock in self._added_in_bulk.items()
+            ):
+                self._unordered(ins, "bulk additions came before it, with no proxy fence", rows[0])
+        if not {"acquire", "acq_rel"}.isdisjoint(ins.parts):
+            self._turn = (rows[0], self._clocks.now(rows[0]), ins)
+        # What follows is not part of what was passed or taken.
+        self._clocks.release(self._rows(g, lanes))
+
+    def add(self, g: Any, lanes: Lanes, ins: Instruction) -> None:
+        for row in np.arange(self._clocks.warps)[self._rows(g, lanes)].tolist():
+            self._added[row] = self._clocks.now(row)
+            if self._turn is not None and self._clocks.known[row, self._turn[0]] < self._turn[1]:
+                taken = self._tracker.warp_name(self._turn[0])
+                self._unordered(
+                    ins, f"{taken} acquired a turn before it, {_UNSYNCED}", row, self._turn[2]
+                )
+
+    def _add_in_bulk(self, row: int, ins: Instruction) -> None:
+        self._added_in_bulk[row] = self._clocks.now(row)
+        if self._turn is None:
+            return
+        taken, clock, other = self._turn
+        name = self._tracker.warp_name(taken)
+        if self._clocks.known[row, taken] < clock:
+            self._unordered(ins, f"{name} acquired a turn before it, {_UNSYNCED}", row, other)
+        elif self._fenced(row, taken) < clock:
+            self._unordered(
+                ins, f"{name} acquired a turn before it, with no proxy fence", row, other
+            )
+
+    def _fenced(self, row: int, other: int) -> int:
+        """How far a warp knew another when it last fenced global memory."""
+        known = self._fenced_global.get(row)
+        return 0 if known is None else int(known[other])
+
+    def _unordered(
+        self, ins: Instruction, detail: str, row: int, other: Instruction | None = None
+    ) -> None:
+        self._tracker.hazards.report(
+            "floating-point additions in no fixed order", ins, self._cta,
+            detail, who=self._tracker.warp_name(row),
+            other=other,
+        )  # fmt: skip
+
     def finish(self, barriers: list[MBarrier]) -> None:
+        if len(self._cta.cluster) > 1:
+            warps = (self._cta.threads + 31) // 32
+            self.shadow.leave(slice(self._first, self._first + warps))
         known = self._clocks.known[:, : self._clocks.entities].max(axis=0)
         for barrier in barriers:
             if barrier.entity >= 0 and known[barrier.entity] < barrier.last_load:

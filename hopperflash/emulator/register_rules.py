@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .decode import Op
-from .ptx_ir import Instruction, Kernel, Register
+from .ptx_ir import Immediate, Instruction, Kernel, Register
 
 _REGISTERS = 65536
 _LIMITS = range(24, 257, 8)
@@ -37,12 +37,33 @@ def wgmma_rows(op: Op, row_of: dict[Register, int]) -> int:
     return mask
 
 
-def fence_rule(ops: Sequence[Op], row_of: dict[Register, int], operands: int) -> FenceRule:
-    """The rule of a segment; `operands` are the rows that the kernel's wgmma operations use."""
+class OperandRows(NamedTuple):
+    """The rows that a kernel's wgmma operations use."""
+
+    every: int
+    fragments: int
+    """Those of A operands."""
+
+
+def operand_rows(ops: Iterable[Op], row_of: dict[Register, int]) -> OperandRows:
+    every = fragments = 0
+    for op in ops:
+        every |= wgmma_rows(op, row_of)
+        fragments |= _mask(op.fragments, row_of)
+    return OperandRows(every, fragments)
+
+
+def fence_rule(ops: Sequence[Op], row_of: dict[Register, int], operands: OperandRows) -> FenceRule:
+    """The rule of a segment.
+
+    Constants that accumulators get do not count: compilers place them behind the fence that the
+    source has after them, and ptxas orders them.
+    """
     before, user = 0, None
     fences = False
     open_rows = touched = written = 0
     unfenced = []
+    constants: set[Register] = set()
     for op in ops:
         if op.accumulators:
             rows = wgmma_rows(op, row_of)
@@ -57,11 +78,24 @@ def fence_rule(ops: Sequence[Op], row_of: dict[Register, int], operands: int) ->
             open_rows = 0
         else:
             writes = _mask(op.writes, row_of)
-            rows = (writes | _mask(op.reads, row_of)) & operands
+            rows = (writes | _mask(op.reads, row_of)) & operands.every
+            if _gives_constant(op, constants):
+                constants.update(op.writes)
+                rows &= operands.fragments
+            else:
+                constants.difference_update(op.writes)
             open_rows |= rows
             touched |= rows
-            written |= writes & operands
+            written |= writes & operands.every
     return FenceRule(before, user, tuple(unfenced), fences, open_rows, touched, written)
+
+
+def _gives_constant(op: Op, constants: set[Register]) -> bool:
+    """A `mov` of a literal, or of a register with a literal in it."""
+    if op.ins.parts[0] != "mov" or op.ins.guard is not None or len(op.srcs) != 1:
+        return False
+    (source,) = op.srcs
+    return isinstance(source, Immediate) or source in constants
 
 
 def _mask(registers: Sequence[Register], row_of: dict[Register, int]) -> int:
@@ -91,13 +125,17 @@ class FenceState:
 
 
 def registers_at_entry(kernel: Kernel, threads: int) -> int | None:
-    """Registers per thread that ptxas grants, as far as the PTX says; None where it does not."""
+    """Registers per thread that ptxas grants, as far as the PTX says; None where it does not.
+
+    A kernel with setmaxnreg gets no more than the highest count that it asks for.
+    """
     if kernel.maxnreg:
         return kernel.maxnreg
     if kernel.reqntid is None:
         return None
     warps = (threads + 31) // 32 * max(kernel.minnctapersm, 1)
-    return min(_REGISTERS // (32 * warps) // 8 * 8, 256)
+    wanted = [i.operands[0].value for i in kernel.instructions if i.parts[0] == "setmaxnreg"]
+    return min(_REGISTERS // (32 * warps) // 8 * 8, max(wanted, default=256))
 
 
 class RegisterPool:

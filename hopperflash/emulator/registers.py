@@ -61,6 +61,7 @@ class Gang:
 
     def __init__(self, file: RegisterFile, lo: int, hi: int) -> None:
         self.lo, self.hi, self.n = lo, hi, hi - lo
+        self.every = np.arange(hi - lo)
         self.lanes = np.arange(lo, hi) & 31
         self.threads = np.arange(lo, hi, dtype=np.uint32)
         self.first_warp, self.last_warp = lo >> 5, (hi - 1) >> 5

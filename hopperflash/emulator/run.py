@@ -13,7 +13,7 @@ from .arguments import memory_regions
 from .counters import Counters
 from .cuda_runtime import DeviceFacts, Dim3, KernelLaunch, KernelSignature
 from .errors import EmulationError
-from .host import HostProgram
+from .host import CompiledHost, HostProgram, LinkedHost
 from .machine import Launch, Selection, run_kernel
 from .memory import GlobalMemory
 from .previous_grids import PreviousGrids
@@ -88,12 +88,15 @@ def launch(
     results land in the tensors that were passed.
 
     Args:
-        compiled: compiled with `--keep-ptx`, with or without `--enable-tvm-ffi`.
+        compiled: compiled with `--keep-ptx`, with or without `--enable-tvm-ffi`; or an object
+            with that PTX as `__ptx__` and an exported `host_object`.
         args: what a GPU call would take, with torch CPU tensors for device tensors. A plain
             function takes `cute.runtime.from_dlpack(...)` tensors and a stream.
         schedule: when asynchronous work lands: "eager", "lazy" or "random".
         seed: seed of the random schedule.
-        hazards: "full" for every check, "basic" for those that cost little: no races.
+        hazards: "full" for every check, "basic" for those that cost little: no races. "ordered" is
+            "full" for kernels that must give the same bits in every run: also reported is when
+            CTAs add floating-point numbers to one address in no fixed order.
         ctas: execute some CTAs only: about so many, spread evenly over each grid, or those whose
             index (x, y, z) the callable takes; whole clusters. What the others write stays as it
             was, and the counters are of what ran.
@@ -202,7 +205,12 @@ def _program_of(compiled: Any) -> _Program:
         )
         for name, kernel in module.kernels.items()
     }
-    host = HostProgram(compiled, kernels, DeviceFacts.of_target(module.target))
+    device, exported = DeviceFacts.of_target(module.target), getattr(compiled, "host_object", None)
+    host: HostProgram = (
+        CompiledHost(compiled, kernels, device)
+        if exported is None
+        else LinkedHost(exported, kernels, device)
+    )
     program = _Program(host, module)
     setattr(compiled, _CACHE, program)
     return program

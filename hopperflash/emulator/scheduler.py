@@ -13,6 +13,7 @@ from .codegen import Program, Segment, function_of
 from .cta import Cta
 from .decode import Op
 from .errors import DeadlockError, EmulationError
+from .lane_groups import flags_to_mask, mask_of
 from .register_rules import FenceRule
 from .waiting import Block, Condition, MBarrierWait
 
@@ -34,21 +35,10 @@ class Fragment:
         self.ran = 0
         """The step that it ran in last."""
 
-    @property
-    def turn(self) -> tuple[bool, int, int, int]:
-        """Who goes first: the lowest, so that threads reconverge; pollers one after the other."""
-        return self.yielded, self.ran if self.yielded else 0, self.cta.rank, self.at
 
-
-def mask_of(lanes: NDArray[Any], lo: int, n: int) -> int:
-    """Bit mask over the CTA's threads of lane indices counted from `lo`."""
-    flags = np.zeros(n, np.bool_)
-    flags[lanes] = True
-    return flags_to_mask(flags, lo)
-
-
-def flags_to_mask(flags: NDArray[np.bool_], lo: int) -> int:
-    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little") << lo
+def _turn(f: Fragment) -> tuple[bool, int, int, int]:
+    """Who goes first: the lowest, so that threads reconverge; pollers one after the other."""
+    return f.yielded, f.ran if f.yielded else 0, f.cta.rank, f.at
 
 
 def _warp_range(threads: int) -> tuple[int, int]:
@@ -66,6 +56,8 @@ class ClusterScheduler:
         self.fragments = [Fragment(cta, cta.live, 0) for cta in ctas]
         self._refusals = 0
         self._steps = 0
+        self._polled = False
+        """Whether any thread ever polled."""
         self._priority: dict[tuple[int, int], int] = {}
         self._favoured_steps = 0
         self._masks: dict[tuple[int, int, int], NDArray[np.bool_]] = {}
@@ -114,8 +106,10 @@ class ClusterScheduler:
 
     def _order(self, ready: list[Fragment]) -> list[Fragment]:
         work = self.machine.async_work
+        if len(ready) < 2:
+            return ready
         if work.schedule != "random":
-            return sorted(ready, key=lambda f: f.turn)
+            return sorted(ready, key=_turn)
         shuffled = work.random.sample(ready, len(ready))
         if self._favour():
             shuffled.sort(key=lambda f: self._priority[f.cta.rank, _warp_range(f.threads)[0]])
@@ -124,7 +118,7 @@ class ClusterScheduler:
         for fragment in sorted(shuffled, key=lambda f: f.yielded):
             warps = self._warps(fragment)
             rivals = [f for f in ready if f.cta is fragment.cta and self._warps(f) & warps]
-            lowest = min(rivals, key=lambda f: f.turn)
+            lowest = min(rivals, key=_turn)
             if lowest not in chosen:
                 chosen.append(lowest)
         return chosen + [f for f in shuffled if f not in chosen]
@@ -177,7 +171,7 @@ class ClusterScheduler:
 
         Lanes that wait for the rest of their warp to reach a collective operation cannot.
         """
-        return all(
+        return self._polled and all(
             f.yielded or not self._converged(f) for f in self.fragments if f.condition is None
         )
 
@@ -231,8 +225,8 @@ class ClusterScheduler:
         except (EmulationError, ValueError, IndexError) as error:
             raise self._located(error, segment, not full, fragment) from error
         if segment.yields:
-            fragment.yielded = True
-        elif segment.acts:
+            fragment.yielded = self._polled = True
+        elif segment.acts and self._polled:
             self._wake_yielded()
         self._leave(fragment, segment, gang, blocks if segment.blocking else None)
         self.machine.async_work.tick()
@@ -333,7 +327,7 @@ class ClusterScheduler:
             assert fragment.condition is not None
             if fragment.condition.give_up():
                 fragment.condition = None
-                fragment.yielded = True
+                fragment.yielded = self._polled = True
                 released = True
         self._refusals += 1
         return released

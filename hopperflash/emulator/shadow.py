@@ -29,6 +29,8 @@ _AFTER_READ = {
     "warp": "with no synchronisation after its read",
 }
 
+EXITED = "CTA of the cluster has exited"
+
 
 class Actor(NamedTuple):
     """Who makes an access: the entity and its clock, and who must know of the earlier ones."""
@@ -228,6 +230,21 @@ class Shadow:
             f"by {log.actor(number)} has no proxy fence behind it",
             who=actor.name, other=log.instruction(number),
         )  # fmt: skip
+
+    def leave(self, own: slice) -> None:
+        """The CTA of these warps exits: what others did to its memory must have come before."""
+        log, warps = self._log, self._clocks.warps
+        known = self._clocks.knowledge(own).known
+        for verb, ids in (("write", self._writes), ("read", self._reads)):
+            found = np.unique(ids)
+            entity, clock = log.entity[found], log.clock[found]
+            others = (entity < own.start) | (entity >= own.stop) & (entity < warps)
+            for number in found[others & (clock > known[entity])].tolist():
+                self._tracker.hazards.report(
+                    EXITED, log.instruction(number), self._cta,
+                    f"nothing orders this {verb} of its shared memory before its end",
+                    who=f"{log.actor(number)}, and the exit",
+                )  # fmt: skip
 
     # Reports
 

@@ -11,14 +11,17 @@ from .errors import UnknownInstruction
 _DTYPE: dict[str, Any] = {
     "h": np.uint16, "u": np.uint32, "i": np.int32, "q": np.uint64, "l": np.int64,
 }  # fmt: skip
-# Change between reads; everything else is fixed while a CTA runs.
-_CLOCKS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo")
+# Change between reads, with the lowest bit that they show; the rest is fixed while a CTA runs.
+_CLOCKS = {
+    "%clock": 0, "%clock64": 0, "%clock_hi": 32,
+    "%globaltimer": 0, "%globaltimer_lo": 0, "%globaltimer_hi": 32,
+}  # fmt: skip
 
 
 def read_special(gang: Any, name: str, view: str) -> Any:
     """The value of a special register for the lanes of a gang, as the type of a view."""
     if name in _CLOCKS:
-        return _DTYPE[view](gang.cta.machine.tick())
+        return _DTYPE[view](gang.cta.machine.tick() >> _CLOCKS[name])
     key = f"{name}:{view}:{gang.cta.serial}"
     value = gang.special.get(key)
     if value is None:

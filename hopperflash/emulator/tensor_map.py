@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .element_types import STORAGE, from_float32, to_float32
-from .errors import InvalidDescriptor
+from .errors import AddressError, InvalidDescriptor
 from .swizzle import GRANULE, PATTERN_BYTES, as_granules, swizzled_granules
 
 DESCRIPTOR_BYTES = 64  # the rest of the 128-byte object is not read, and often uninitialised
@@ -144,41 +144,68 @@ def _validate(m: TensorMap) -> None:
 
 
 class _Overlap(NamedTuple):
-    """The part of a box that lies inside the tensor."""
+    """Elements of a box that lie inside the tensor."""
 
     region: NDArray[Any]
-    """In-bounds elements in global memory, outermost dimension first."""
+    """In global memory, outermost dimension first."""
     window: tuple[slice, ...]
     """Where they sit in the box, outermost dimension first."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.region.size * self.region.itemsize
 
-def _overlap(
+
+def _overlaps(
     m: TensorMap, coords: Sequence[int], memory: Memory, write: bool = False
-) -> _Overlap | None:
+) -> list[_Overlap]:
+    """The part of a box inside the tensor: one piece, or more where memory has gaps in it.
+
+    What counts are the addresses of the elements, modulo 2**64, and not where the map begins and
+    ends: ragged tensors have extents far beyond their memory and strides that wrap around.
+    """
     if len(coords) != m.rank:
         raise InvalidDescriptor(f"{len(coords)} coordinates for a tensor map of rank {m.rank}")
-    offset, last = 0, 0
-    shape: list[int] = []
-    strides: list[int] = []
+    address = m.address
     window: list[slice] = []
-    for coord, box, size, stride in zip(coords, m.box, m.dims, m.strides, strict=True):
-        begin = max(-coord, 0)
-        extent = min(size - coord, box) - begin
-        if extent <= 0:
-            return None
-        offset += (coord + begin) * stride
-        last += (extent - 1) * stride
+    for axis, coord in enumerate(coords):
+        begin = -coord if coord < 0 else 0
+        end = min(m.dims[axis] - coord, m.box[axis])
+        if end <= begin:
+            return []
+        address += (coord + begin) * m.strides[axis]
+        window.append(slice(begin, end))
+    return _pieces(m, memory, write, address, tuple(window[::-1]))
+
+
+def _pieces(
+    m: TensorMap, memory: Memory, write: bool, address: int, window: tuple[slice, ...]
+) -> list[_Overlap]:
+    address %= _ADDRESS_SPACE
+    steps = m.strides[::-1]
+    shape, strides, last = [], [], 0
+    for part, step in zip(window, steps, strict=True):
+        extent = part.stop - part.start
         shape.append(extent)
-        strides.append(stride if extent > 1 else 0)
-        window.append(slice(begin, begin + extent))
-    # Ragged tensors rely on addresses that wrap around.
-    address = (m.address + offset) % _ADDRESS_SPACE
-    data = memory.view(address, last + m.element.itemsize, write)
+        strides.append(step if extent > 1 else 0)
+        last += (extent - 1) * step
+    try:
+        data = memory.view(address, last + m.element.itemsize, write)
+    except AddressError:
+        axis = next((i for i, extent in enumerate(shape[:-1]) if extent > 1), None)
+        if axis is None:
+            raise
+        pieces: list[_Overlap] = []
+        for i in range(shape[axis]):
+            at = window[axis].start + i
+            row = (*window[:axis], slice(at, at + 1), *window[axis + 1 :])
+            pieces += _pieces(m, memory, write, address + i * steps[axis], row)
+        return pieces
     region: NDArray[Any] = np.ndarray(
-        shape[::-1], dtype=STORAGE[m.element.itemsize], buffer=data, strides=strides[::-1]
+        shape, dtype=STORAGE[m.element.itemsize], buffer=data, strides=strides
     )
-    memory.touch_box(address, shape[::-1], strides[::-1], m.element.itemsize, write)
-    return _Overlap(region, tuple(window[::-1]))
+    memory.touch_box(address, shape, strides, m.element.itemsize, write)
+    return [_Overlap(region, window)]
 
 
 def _as_box(m: TensorMap, packed: Bytes) -> NDArray[Any]:
@@ -191,35 +218,31 @@ def load_box(m: TensorMap, coords: Sequence[int], memory: Memory) -> tuple[Bytes
 
     Elements outside are zero, or NaN where the map asks for that.
     """
-    overlap = _overlap(m, coords, memory)
-    storage = STORAGE[m.element.itemsize]
-    if overlap is not None and overlap.region.shape == m.box[::-1]:
-        return overlap.region.copy(order="C").reshape(-1).view(np.uint8), m.box_bytes
+    overlaps = _overlaps(m, coords, memory)
+    if overlaps and overlaps[0].region.shape == m.box[::-1]:
+        return overlaps[0].region.copy(order="C").reshape(-1).view(np.uint8), m.box_bytes
     fill = _FILL_NAN.get(m.element.name, 0) if m.oob_nan else 0
-    box: NDArray[Any] = np.full(m.box[::-1], fill, dtype=storage)
-    if overlap is not None:
+    box: NDArray[Any] = np.full(m.box[::-1], fill, dtype=STORAGE[m.element.itemsize])
+    for overlap in overlaps:
         box[overlap.window] = overlap.region
-    packed = box.reshape(-1).view(np.uint8)
-    return packed, 0 if overlap is None else overlap.region.size * m.element.itemsize
+    return box.reshape(-1).view(np.uint8), sum(overlap.nbytes for overlap in overlaps)
 
 
 def store_box(m: TensorMap, coords: Sequence[int], packed: Bytes, memory: Memory) -> int:
     """Writes the part of a packed box that lies in the tensor; returns its bytes."""
-    overlap = _overlap(m, coords, memory, write=True)
-    if overlap is None:
-        return 0
-    overlap.region[...] = _as_box(m, packed)[overlap.window]
-    return overlap.region.size * m.element.itemsize
+    overlaps = _overlaps(m, coords, memory, write=True)
+    for overlap in overlaps:
+        overlap.region[...] = _as_box(m, packed)[overlap.window]
+    return sum(overlap.nbytes for overlap in overlaps)
 
 
 def reduce_box(m: TensorMap, coords: Sequence[int], packed: Bytes, memory: Memory, op: str) -> int:
     """Combines a packed box into the tensor (`add`, `min`, `and`, ...); returns its bytes."""
-    overlap = _overlap(m, coords, memory, write=True)
-    if overlap is None:
-        return 0
-    update = _as_box(m, packed)[overlap.window]
-    overlap.region[...] = combine(overlap.region, update, m.element.name, op)
-    return overlap.region.size * m.element.itemsize
+    overlaps = _overlaps(m, coords, memory, write=True)
+    for overlap in overlaps:
+        update = _as_box(m, packed)[overlap.window]
+        overlap.region[...] = combine(overlap.region, update, m.element.name, op)
+    return sum(overlap.nbytes for overlap in overlaps)
 
 
 # Element types that a bulk reduction takes, as the PTX ISA lists them.

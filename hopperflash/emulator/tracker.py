@@ -27,12 +27,16 @@ class Tracker:
         ]
 
     def entity(self, kind: str, key: Any) -> int:
-        """The entity of an mbarrier, warpgroup ("wgmma") or warp ("bulk", "copy")."""
+        """The entity of an mbarrier, warpgroup ("wgmma") or warp ("bulk", "copy", "init")."""
         found = self._entities.get((kind, key))
         if found is None:
             found = self._entities[kind, key] = self.clocks.new_entity()
             self._kinds.append(kind)
         return found
+
+    def entities(self, kind: str) -> list[int]:
+        """All entities of a kind so far."""
+        return [number for number, name in enumerate(self._kinds) if name == kind]
 
     def once(self, subject: Any) -> bool:
         """True the first time; for rules that one mistake breaks over and over."""

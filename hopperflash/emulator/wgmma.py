@@ -26,7 +26,7 @@ from .swizzle import (
 )
 
 _SHAPE = re.compile(
-    r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)"
+    r"wgmma\.mma_async(?:\.sp)?\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)(\.satfinite)?"
 )
 _FAMILY = {
     "f16": "f16", "bf16": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8",
@@ -36,6 +36,7 @@ _ACCUMULATORS = {
     "f16": ("f32", "f16"), "bf16": ("f32",), "tf32": ("f32",), "fp8": ("f32", "f16"),
     "int8": ("s32",),
 }  # fmt: skip
+_TILE_M = 64
 _LAYOUT_SPANS = (0, 128, 64, 32)
 
 
@@ -55,8 +56,10 @@ class WgmmaShape:
     a_type: str
     b_type: str
     d_type: str
+    saturates: bool = False
 
     @staticmethod
+    @lru_cache(maxsize=1024)
     def parse(opcode: str) -> "WgmmaShape":
         """Reads `wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16`."""
         match = _SHAPE.match(opcode)
@@ -71,9 +74,10 @@ class WgmmaShape:
             or n % (16 if family == "int8" and n > 32 else 8)
             or not 8 <= n <= 256
             or k * ITEMSIZE[a_type] != 32
+            or (match[6] is not None and family != "int8")
         ):
             raise InvalidDescriptor(f"wgmma shape or types are not emulated: {opcode}")
-        return WgmmaShape(n, k, a_type, b_type, d_type)
+        return WgmmaShape(n, k, a_type, b_type, d_type, match[6] is not None)
 
     @property
     def registers(self) -> int:
@@ -99,6 +103,11 @@ class SmemDescriptor(NamedTuple):
     sbo: int
     base_offset: int
     swizzle: int
+
+    @property
+    def row(self) -> int:
+        """The row of its swizzle pattern that it starts in: 0, without a base offset."""
+        return self.start % (8 * self.swizzle) // self.swizzle if self.swizzle else 0
 
 
 @lru_cache(maxsize=65536)
@@ -211,18 +220,25 @@ def operand_bits(
 
 def read_operand(
     shared: SharedWindow,
-    descriptors: Sequence[int],
+    parts: Sequence[Sequence[int]],
     rows: int,
     k: int,
     dtype: str,
     mn_major: bool,
 ) -> Float32:
-    """An operand in float32, [rows, k * len(descriptors)]: one descriptor per k-step."""
-    bits = operand_bits(shared, descriptors, rows, k, ITEMSIZE[dtype], mn_major)
+    """An operand in float32, [rows * len(parts), k * steps]: one descriptor per part and k-step."""
+    pieces = [operand_bits(shared, d, rows, k, ITEMSIZE[dtype], mn_major) for d in parts]
+    bits = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     if mn_major:
         values: Float32 = to_float32(bits.T, dtype).T
         return values
     return to_float32(bits, dtype)
+
+
+def _product(a: Float32, b: Float32) -> Float32:
+    """a @ b.T by 64 rows: BLAS rounds otherwise for other sizes, and schedules must agree."""
+    product: Float32 = np.matmul(a.reshape(-1, _TILE_M, a.shape[1]), b.T)
+    return product.reshape(a.shape[0], -1)
 
 
 def accumulate(
@@ -234,25 +250,35 @@ def accumulate(
 ) -> None:
     """Adds a @ b.T to accumulator registers in place, or replaces them (scale-d false).
 
-    `registers` is float32 or int32 [n/2, 32*warps]; a is [16*warps, k], b is [n, k].
+    `registers` is float32 [n/2, 32*warps]; a is [16*warps, k], b is [n, k].
     """
-    if registers.dtype == np.int32:
-        # float64 keeps every integer sum exact.
-        product = np.rint(a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.int32)
-    else:
-        product = a @ b.T
-    packed = pack_accumulator(product)
+    packed = pack_accumulator(_product(a, b))
     if overwrite:
         registers[...] = packed
     else:
         registers += packed
 
 
+def accumulate_integers(
+    registers: NDArray[np.int32], a: Float32, b: Float32, *, overwrite: bool = False,
+    saturates: bool = False,
+) -> None:  # fmt: skip
+    """As `accumulate` for int32 accumulators, which wrap around or saturate."""
+    # float64 keeps every integer sum exact.
+    total = pack_accumulator(a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.int64)
+    if not overwrite:
+        total += registers
+    if saturates:
+        info = np.iinfo(np.int32)
+        total = total.clip(info.min, info.max)
+    registers[...] = total
+
+
 def accumulate_half(
     registers: Registers, a: Float32, b: Float32, *, overwrite: bool = False
 ) -> None:
     """As `accumulate` for float16 accumulators, two columns per register [n/4, 32*warps]."""
-    total = a @ b.T
+    total = _product(a, b)
     if not overwrite:
         total += to_float32(unpack_half_accumulator(registers), "f16")
     registers[...] = pack_half_accumulator(from_float32(total, "f16"))

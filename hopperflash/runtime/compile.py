@@ -1,36 +1,52 @@
-"""`KernelSpec` to an executable: the only importer of kernels, the only caller of cute.compile."""
+"""`KernelSpec` to a kernel: the only importer of kernels, the only caller of cute.compile."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import tempfile
 from threading import Lock
-from typing import Any
 
+from hopperflash.emulator import export_host
 from hopperflash.errors import CompileError
 from hopperflash.plan import KernelSpec
+from hopperflash.runtime import cache
+from hopperflash.runtime.kernel import Kernel, KernelBinary
 
-_executables: dict[KernelSpec, Any] = {}
+_kernels: dict[KernelSpec, Kernel] = {}
 # MLIR state is per process and unguarded: compiling from two threads crashes.
 _compiler = Lock()
 
 
-def compile_kernel(spec: KernelSpec) -> Any:
-    """The compiled function of a spec, from memory after the first time.
+def compile_kernel(spec: KernelSpec) -> Kernel:
+    """The kernel of a spec: from memory, from the cache on disk, or compiled and kept in both.
 
-    A `cutlass` TVM-FFI function: call it with torch tensors in the order of the plan's operands.
-    It keeps its PTX and cubin (`artifacts.PTX`, `artifacts.CUBIN`) for the emulator and the
-    resource reports. Raises `CompileError` with the compiler's words.
+    Call it with torch tensors in the order of the plan's operands. It has its PTX and cubin
+    (`artifacts.PTX`, `artifacts.CUBIN`) for the emulator and the resource reports. The compiler is
+    imported only where something compiles. Raises `CompileError` with the compiler's words.
     """
-    executable = _executables.get(spec)
-    if executable is None:
+    kernel = _kernels.get(spec)
+    if kernel is None:
         with _compiler:
-            executable = _executables.get(spec) or _compile(spec)
-            _executables[spec] = executable
-    return executable
+            kernel = _kernels.get(spec) or Kernel(cache.obtain(spec, _compile))
+            _kernels[spec] = kernel
+    return kernel
 
 
-def _compile(spec: KernelSpec) -> Any:
+def warm_kernel(spec: KernelSpec) -> bool:
+    """Puts a kernel into the cache on disk; whether it had to be compiled for that."""
+    compiled = []
+
+    def compile_here(spec: KernelSpec) -> KernelBinary:
+        compiled.append(spec)
+        return _compile(spec)
+
+    with _compiler:
+        cache.obtain(spec, compile_here)
+    return bool(compiled)
+
+
+def _compile(spec: KernelSpec) -> KernelBinary:
     import cutlass.cute as cute
 
     kernel_class = getattr(importlib.import_module(spec.ref.module), spec.ref.name)
@@ -43,8 +59,18 @@ def _compile(spec: KernelSpec) -> Any:
             f" --keep-ptx --keep-cubin --dump-dir {dump_dir}"
         )
         try:
-            return cute.compile(kernel, *kernel.fake_arguments(), options=options)
+            compiled = cute.compile(kernel, *kernel.fake_arguments(), options=options)
         except Exception as error:
             raise CompileError(
                 f"{spec.ref.name} did not compile for {spec.target}:", [str(error)]
             ) from error
+    return KernelBinary(export_host(compiled), compiled.__ptx__, compiled.__cubin__)
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have held the lock; that thread is not in the child."""
+    global _compiler
+    _compiler = Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -15,7 +15,7 @@ from hopperflash.errors import InvalidArgument
 from hopperflash.plan import ArchSpec, arch_of
 
 SCHEDULES = ("eager", "lazy", "random")
-CHECKS = ("full", "basic")
+CHECKS = ("full", "basic", "ordered")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def emulate(
         schedule: when asynchronous work lands. "eager": at once; "lazy": as late as the rules
             allow, so that a missing wait is seen; "random": in an order drawn from `seed`.
         seed: the same seed gives the same run.
-        hazards: "full" checks every access for races; "basic" leaves that out and is faster.
+        hazards: "full" checks every access for races; "basic" leaves that out and is faster;
+            "ordered" also wants floating-point sums in global memory in a fixed order.
         progress: called with (CTAs done, CTAs in the launch).
 
     Yields:

@@ -12,8 +12,8 @@ import cutlass
 import cutlass.cute as cute
 import torch
 
-from hopperflash.emulator import launch
-from tests.support.conformance_kernels import AmpereGemm, BoxCopy, MulticastGemm
+from hopperflash.emulator import AddressError, launch
+from tests.support.conformance_kernels import AmpereGemm, BoxCopy, MulticastGemm, RaggedCopy
 from tests.support.sample_kernels import SmallGemm, compile_kernel, fake_matrix
 
 pytestmark = pytest.mark.emulated
@@ -70,6 +70,56 @@ def test_tensor_reduction_adds() -> None:
     run = launch(add, src.T, dst.T)
     assert torch.equal(dst, expected)
     assert run.counters["tma_reduce_bytes"] == dst.nbytes
+
+
+def ragged_copy(store: str) -> Any:
+    def packed() -> Any:
+        strides = (*(cute.sym_int64(divisibility=8) for _ in range(2)), 1)
+        shape = (cute.sym_int(), cute.sym_int(), RaggedCopy.head_dim)
+        return cute.runtime.make_fake_tensor(cutlass.BFloat16, shape, strides, assumed_align=16)
+
+    starts, lengths = (
+        cute.runtime.make_fake_tensor(cutlass.Int32, (cute.sym_int(),), (1,)) for _ in range(2)
+    )
+    return compile_kernel(RaggedCopy(store), packed(), packed(), starts, lengths)
+
+
+def lengths_of(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("store", ["ragged", "reduce"])
+def test_ragged_stores_end_with_their_sequence(store: str) -> None:
+    copy = ragged_copy(store)
+    src = integers(100, 3, 64, seed=11, dtype=torch.bfloat16)
+    starts, lengths = lengths_of(0, 33, 40, 99), lengths_of(33, 5, 50, 1)
+    inside = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
+    before = integers(100, 3, 64, seed=12, dtype=torch.bfloat16)
+    expected = before.clone()
+    expected[inside] = src[inside] + (before[inside] if store == "reduce" else 0)
+    for schedule in SCHEDULES:
+        dst = before.clone()
+        run = launch(copy, src, dst, starts, lengths, schedule=schedule)
+        assert torch.equal(dst, expected)
+        assert run.hazards == []
+        moved = len(inside) * src[0].nbytes
+        assert run.counters["tma_load_bytes"] == run.counters["tma_store_bytes"] == moved
+
+
+def test_ragged_loads_are_zero_after_their_sequence() -> None:
+    src = integers(64, 2, 64, seed=13, dtype=torch.bfloat16) + 8
+    dst = torch.ones_like(src)
+    launch(ragged_copy("plain"), src, dst, lengths_of(8), lengths_of(43))
+    assert torch.equal(dst[8:51], src[8:51])
+    assert dst[51:].eq(0).all() and dst[:8].eq(1).all()
+
+
+def test_ragged_copies_outside_of_memory_are_refused() -> None:
+    """The map reaches over 2**64 bytes: only rows that are touched must exist."""
+    src, copy = torch.zeros(64, 1, 64, dtype=torch.bfloat16), ragged_copy("ragged")
+    launch(copy, src, src.clone(), lengths_of(32), lengths_of(32))
+    with pytest.raises(AddressError, match="outside the registered memory"):
+        launch(copy, src, src.clone(), lengths_of(32), lengths_of(33))
 
 
 @pytest.mark.parametrize("cluster", [2, 4])

@@ -45,6 +45,10 @@ def test_the_script_prints_sums_and_a_report(folder: Path) -> None:
     assert "4x3x1" in output and "no hazards" in output
 
 
+def test_processes_share_a_grid(folder: Path) -> None:
+    assert "CTAs: 32 hazards: []" in run(folder, "row_sums_in_parallel.py")
+
+
 def test_the_test_passes_with_every_schedule(folder: Path) -> None:
     output = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")
     assert "3 passed" in output

@@ -18,7 +18,7 @@ import torch
 
 from hopperflash.emulator.cuda_runtime import CudaRuntime, DeviceFacts
 from hopperflash.emulator.errors import UnknownInstruction
-from hopperflash.emulator.host import _TVM_FFI_SYMBOLS, _UNLOAD, _host_symbols
+from hopperflash.emulator.host import _TVM_FFI_SYMBOLS, _UNLOAD, host_symbols
 from hopperflash.emulator.operations import decode
 from hopperflash.emulator.ptx_parser import parse_module
 from hopperflash.emulator.run import _program_of
@@ -51,7 +51,7 @@ def test_compiled_functions_have_what_the_emulator_reads(copy: Any) -> None:
 
 
 def test_every_host_symbol_is_answered(copy: Any) -> None:
-    symbols = _host_symbols(copy.ir_module)
+    symbols = host_symbols(copy.ir_module)
     answered = set(CudaRuntime({}, DeviceFacts.of_target("sm_90a")).callbacks) | KNOWN_ELSEWHERE
     runtime = {name for name in symbols.declared if name.startswith(("_cu", "cuda_", "TVMFFI"))}
     unknown = sorted(runtime - answered)

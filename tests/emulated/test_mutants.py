@@ -62,5 +62,5 @@ def test_every_fault_kind_strikes_some_kernel() -> None:
     """The kinds that no kernel here has are known, so that none is forgotten by a bad pattern."""
     struck = {f.name for f in FAULTS for s in SUBJECTS if f.sites(anatomy(s).ptx)}
     assert {f.name for f in FAULTS} - struck == {
-        "warp-barrier", "cluster-arrive", "cluster-wait", "copy-commit", "copy-wait",
+        "warp-barrier", "cluster-arrive", "cluster-wait",
     }  # fmt: skip

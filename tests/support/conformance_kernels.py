@@ -247,3 +247,105 @@ class AmpereGemm:
             cute.arch.sync_threads()
         tile_c = threads.partition_C(cute.local_tile(c, (self.tile, self.tile), (row, column)))
         cute.autovec_copy(accumulator, tile_c)
+
+
+class RaggedCopy:
+    """Copies the sequences of a packed (total, heads, head_dim) tensor in tiles of rows.
+
+    Sequence b starts at row starts[b] and has lengths[b] rows. Two further dimensions make each
+    sequence end where a tensor ends: with coordinates (starts + length, ROWS) there, row i of the
+    first mode lies at (starts + length - ROWS + i) rows modulo 2**64, and row ROWS is outside.
+    """
+
+    ROWS, FAR = 1 << 30, (1 << 31) - 1
+    tile, head_dim = 32, 64
+
+    def __init__(self, store: str = "ragged") -> None:
+        """`store`: "ragged" or "reduce", which end with a sequence, or "plain", which does not."""
+        self.store = store
+
+    @cute.jit
+    def ragged(self, packed: cute.Tensor) -> cute.Tensor:
+        """(total, heads, head_dim) as (ROWS, head_dim, heads, FAR, FAR)."""
+        row = packed.stride[0]
+        shape = (self.ROWS, self.head_dim, packed.shape[1], self.FAR, self.FAR)
+        # ROWS steps of the fourth stride are 2**64 less ROWS rows, in elements and so in bytes.
+        back = cute.assume(cutlass.Int64(1 << 34) - row, divby=8)
+        return cute.make_tensor(
+            packed.iterator,
+            cute.make_layout(shape, stride=(row, 1, packed.stride[1], back, row)),
+        )
+
+    @cute.jit
+    def __call__(
+        self, src: cute.Tensor, dst: cute.Tensor, starts: cute.Tensor, lengths: cute.Tensor,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        box = (self.tile, self.head_dim)
+        layout = cute.make_layout(box, stride=(self.head_dim, 1))
+        load, tma_src = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileG2SOp(), self.ragged(src), layout, box
+        )
+        op = cpasync.CopyBulkTensorTileS2GOp()
+        if cutlass.const_expr(self.store == "reduce"):
+            op = cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD)
+        target = cute.make_tensor(dst.iterator, cute.select(dst.layout, mode=[0, 2, 1]))
+        if cutlass.const_expr(self.store != "plain"):
+            target = self.ragged(dst)
+        store, tma_dst = cpasync.make_tiled_tma_atom(op, target, layout, box)
+        self.kernel(
+            load, tma_src, store, tma_dst, starts, lengths, layout, src.element_type
+        ).launch(
+            grid=(src.shape[1], starts.shape[0], 1), block=(32, 1, 1), stream=stream
+        )  # fmt: skip
+
+    @cute.jit
+    def sequence(self, tensor: cute.Tensor, head: Any, start: Any, length: Any) -> cute.Tensor:
+        """Tiles of one sequence; of a ragged tensor, rows from `length` on are outside."""
+        if cutlass.const_expr(cute.rank(tensor) == 3):
+            rows = cute.domain_offset((start, 0), tensor[None, None, head])
+        else:
+            rows = cute.domain_offset(
+                (self.ROWS - length, 0), tensor[None, None, head, self.ROWS, start + length]
+            )
+        return cute.local_tile(rows, (self.tile, self.head_dim), (None, 0))
+
+    @cute.kernel
+    def kernel(
+        self,
+        load: cute.CopyAtom,
+        tma_src: cute.Tensor,
+        store: cute.CopyAtom,
+        tma_dst: cute.Tensor,
+        starts: cute.Tensor,
+        lengths: cute.Tensor,
+        layout: cute.Layout,
+        dtype: cutlass.Constexpr[Any],
+    ) -> None:
+        head, batch, _ = cute.arch.block_idx()
+        start, length = starts[batch], lengths[batch]
+        smem = SmemAllocator()
+        barrier = smem.allocate_array(cutlass.Int64, 1)
+        staged = smem.allocate_tensor(dtype, layout, 1024)
+        if cute.arch.thread_idx()[0] == 0:
+            cute.arch.mbarrier_init(barrier, 1)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        one = cute.make_layout(1)
+        s_load, g_load = cpasync.tma_partition(
+            load, 0, one, cute.group_modes(staged, 0, 2),
+            cute.group_modes(self.sequence(tma_src, head, start, length), 0, 2),
+        )  # fmt: skip
+        s_store, g_store = cpasync.tma_partition(
+            store, 0, one, cute.group_modes(staged, 0, 2),
+            cute.group_modes(self.sequence(tma_dst, head, start, length), 0, 2),
+        )  # fmt: skip
+        for m_block in cutlass.range(cute.ceil_div(length, self.tile), unroll=1):
+            with cute.arch.elect_one():
+                nbytes = cute.size_in_bytes(dtype, layout)
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, nbytes)
+            cute.copy(load, g_load[None, m_block], s_load, tma_bar_ptr=barrier)
+            cute.arch.mbarrier_wait(barrier, m_block % 2)
+            cute.copy(store, s_store, g_store[None, m_block])
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)

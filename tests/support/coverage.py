@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from hopperflash.emulator.ops_carry import CARRY_ROWS
 from hopperflash.emulator.ops_convert import PACKING
 from hopperflash.emulator.ops_elementwise import ELEMENTWISE
 
@@ -29,7 +30,7 @@ D4 = "{%r1, %r2, %r3, %r4}"
 FAMILIES = [
     Family(
         "wgmma", "m64nNk8/16/32; f16, bf16, tf32, e4m3, e5m2, s8, u8; f32, f16, s32 accumulators; A from"
-        " shared memory or registers; K- and MN-major; no, 32-, 64-, 128-byte swizzle; scale-d, negation",
+        " shared memory or registers; K- and MN-major; no, 32-, 64-, 128-byte swizzle; scale-d, negation; satfinite",
         "unit/emulator/test_wgmma_ptx.py", (
             f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {D4}, %d1, %d2, %p1, 1, -1, 1, 1",
             f"wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {D4}, {D4}, %d2, %p1, 1, 1",
@@ -171,7 +172,8 @@ FAMILIES = [
     ),
     Family(
         "others", "fences, setmaxnreg, griddepcontrol, nanosleep, prefetches and cache policies; special"
-        " registers with clock, clock64, globaltimer", "unit/emulator/test_machine.py", (
+        " registers with clock, clock64, globaltimer", "unit/emulator/test_hints.py,"
+        " unit/emulator/test_hazards_limits.py", (
             "fence.proxy.async.shared::cta", "fence.mbarrier_init.release.cluster", "membar.gl",
             "setmaxnreg.inc.sync.aligned.u32 240", "griddepcontrol.wait", "nanosleep.u32 64",
             "prefetch.global.L2 [%d1]", "prefetchu.L1 [%d1]", "applypriority.global.L2::evict_normal [%d1], 128",
@@ -192,7 +194,6 @@ REFUSED = {
     "multimem": "multimem.red.add.f32 [%d1], %r1",
     "texture and surface access": "tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [%d1, {%r5}]",
     "float64 arithmetic with a directed rounding": "add.rz.f64 %d1, %d2, %d3",
-    "add with carry": "add.cc.u32 %r1, %r2, %r3",
     "4- and 6-bit floats": "cvt.rn.satfinite.e2m1x2.f32 %h1, %r1, %r2",
 }  # fmt: skip
 
@@ -200,7 +201,7 @@ REFUSED = {
 def per_lane() -> dict[str, list[str]]:
     """The rest of each opcode of the tables by its root."""
     table: dict[str, set[str]] = defaultdict(set)
-    for opcode in (*ELEMENTWISE, *PACKING):
+    for opcode in (*ELEMENTWISE, *PACKING, *CARRY_ROWS):
         root, _, rest = opcode.partition(".")
         table[root].add(rest)
     return {root: sorted(rests) for root, rests in sorted(table.items())}
@@ -226,7 +227,8 @@ def render() -> str:
         "",
         "## Per-lane opcodes",
         "",
-        "Shown by unit/emulator/test_arithmetic.py, test_bits.py, test_rounding.py, test_conversions.py.",
+        "Shown by unit/emulator/test_arithmetic.py, test_bits.py, test_carry.py, test_rounding.py and"
+        " test_conversions.py.",
         "",
         *(f"* `{root}`: {' '.join(rests)}" for root, rests in per_lane().items()),
     ]

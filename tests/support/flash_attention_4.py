@@ -8,46 +8,12 @@ A script: it makes torch and CuTe DSL believe that CPU tensors are on a Hopper G
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 from typing import Any
 
-import cutlass.cute as cute
 import torch
-from cutlass.cute import runtime
 
-from hopperflash.emulator import DeviceView, EmulationRun, launch
-
-HOPPER = SimpleNamespace(multi_processor_count=132, major=9, minor=0, name="emulated")
-
-
-def pose_as_hopper() -> None:
-    """CPU tensors pass for CUDA tensors, in torch and where the DSL compiles from them."""
-    torch.cuda.is_available = lambda: True
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.get_device_properties = lambda *_: HOPPER
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.Tensor.is_cuda = property(lambda _: True)
-    make = runtime._Tensor.__init__
-
-    def init(self: Any, tensor: Any, *args: Any, **options: Any) -> None:
-        on_device = DeviceView(tensor) if isinstance(tensor, torch.Tensor) else tensor
-        make(self, on_device, *args, **options)
-
-    runtime._Tensor.__init__ = init
-
-
-def emulate_compiled(run: EmulationRun, schedule: str) -> None:
-    """From now on compiled functions run in the emulator."""
-    compile_function = cute.compile
-
-    class Compile:
-        def __call__(self, *args: Any, **options: Any) -> Any:
-            compiled = compile_function(*args, **options)
-            return lambda *values, **keywords: launch(
-                compiled, *values, run=run, schedule=schedule, **keywords
-            )
-
-    cute.compile = Compile()
+from hopperflash.emulator import EmulationRun
+from tests.support.posing import emulate_everything, pose_as_gpu
 
 
 def attention(q: Any, k: Any, v: Any, causal: bool) -> torch.Tensor:
@@ -60,9 +26,9 @@ def attention(q: Any, k: Any, v: Any, causal: bool) -> torch.Tensor:
 
 def main(schedule: str, head_dim: int, causal: bool) -> None:
     """Fails where a result is far from float64 or a hazard was seen."""
-    pose_as_hopper()
+    pose_as_gpu(9, 0)
     run = EmulationRun()
-    emulate_compiled(run, schedule)
+    emulate_everything(run, schedule)
     from flash_attn.cute import interface
 
     torch.manual_seed(0)

@@ -72,7 +72,9 @@ class Fault:
         lines = ptx.splitlines()
         for site in sites:
             match = re.search(self.pattern, lines[site])
-            assert match is not None, lines[site]
+            if match is None:
+                # Not an AssertionError, which would pass for a wrong result.
+                raise ValueError(f"{self.name} cannot strike {lines[site]!r}: another kernel?")
             lines[site] = self.change(match)
         return "\n".join(lines)
 
@@ -116,7 +118,7 @@ FAULTS = (
     ),
     Fault("mbarrier-init-fence", _GUARD + r"fence\.mbarrier_init"),
     Fault("proxy-fence", _GUARD + r"fence\.proxy\.async"),
-    Fault("named-barrier-sync", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.sync\S*\s+(?!0;)[^;]"),
+    Fault("named-barrier-sync", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.sync\S*\s+(?!0;)[^;\s]"),
     Fault("named-barrier-arrive", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.arrive"),
     Fault("syncthreads", _GUARD + r"(?:bar|barrier)(?:\.cta)?\.sync\S*\s+0;"),
     Fault("warp-barrier", _GUARD + r"bar\.warp\.sync"),
@@ -134,6 +136,7 @@ FAULTS = (
     ),
     Fault("copy-commit", _GUARD + r"cp\.async\.commit_group"),
     Fault("copy-wait", _GUARD + r"cp\.async\.wait_(?:group|all)"),
+    Fault("copy-wait-for-older", _GUARD + r"cp\.async\.wait_group\s+" + _VALUE, _one_more_group),
     Fault("elect", r"elect\.sync\s+(?P<lane>[%\w]+)\|(?P<flag>%\w+)", _every_lane),
     Fault("global-release", _GUARD + r"(?:red|st|atom)\.(?:global\.)?\S*release",
           lambda match: match.string.replace("release", "relaxed").replace("acq_rel", "relaxed")),
@@ -152,6 +155,8 @@ class Subject:
     check: Callable[[], None] = field(repr=False)
     long_check: Callable[[], None] | None = field(default=None, repr=False)
     """A longer run, for faults that need many rounds of a pipeline to show."""
+    arch: str = "sm_90a"
+    hazards: str = "full"
 
 
 class MutantKernel:
@@ -211,7 +216,7 @@ def dissect(subject: Subject) -> Anatomy:
     """Runs the subject unbroken, which must be right and clean."""
     with (
         mutated(subject.kernel, lambda ptx: ptx) as launched,
-        hopperflash.emulate("sm_90a", schedule="lazy") as run,
+        hopperflash.emulate(subject.arch, schedule="lazy", hazards=subject.hazards) as run,
     ):
         subject.check()
     assert run.hazards == []
@@ -224,10 +229,13 @@ def dissect(subject: Subject) -> Anatomy:
 def noticed(subject: Subject, fault: Fault, sites: list[int]) -> str:
     """How a run with the fault at these sites comes to notice; "" where none does."""
     checks = [subject.check] + ([subject.long_check] if subject.long_check else [])
+    options = {"hazards": subject.hazards}
     for check, (schedule, seed) in product(checks, RUNS):
         with mutated(subject.kernel, lambda ptx: fault.seed(ptx, sites)):
             try:
-                with hopperflash.emulate("sm_90a", schedule=schedule, seed=seed) as run:
+                with hopperflash.emulate(
+                    subject.arch, schedule=schedule, seed=seed, **options
+                ) as run:
                     check()
             except EmulationError as error:
                 return f"{type(error).__name__}: {str(error).splitlines()[0]}"

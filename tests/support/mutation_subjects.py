@@ -27,28 +27,51 @@ def _forward(head_dim: int) -> Subject:
 
 
 def _backward(head_dim: int) -> Subject:
-    """Three key tiles that take turns at dQ, the first with masked and other queries; or 30 query
-    tiles of one key tile."""
+    """Key tiles that take turns at dQ, the first with masked and other queries: three or more, for
+    five query tiles or ten."""
 
-    def check(seqlen_q: int, seqlen_k: int, causal: bool) -> None:
+    def check(seqlen: int) -> None:
         case = BackwardCase(
             "mutant",
-            seqlen_q=seqlen_q,
-            seqlen_k=seqlen_k,
+            seqlen_q=seqlen,
+            seqlen_k=seqlen,
             head_dim=head_dim,
             head_dim_v=head_dim,
-            causal=causal,
+            causal=True,
             deterministic=True,
         )
         check_backward(case, hopperflash.flash_attn_func)
 
     name = f"backward-d{head_dim}"
     return Subject(
-        name, "BackwardSm90", partial(check, 320, 320, True), partial(check, 1920, 64, False)
-    )
+        name, "BackwardSm90", partial(check, 320), partial(check, 640),
+        hazards="ordered",
+    )  # fmt: skip
 
 
-SUBJECTS = (_forward(64), _forward(128), _backward(128))
+def _forward_sm80() -> Subject:
+    """Two causal row blocks of 128 over up to six key blocks of 64 in a ring of two stages."""
+
+    def check() -> None:
+        case = Case("mutant", seqlen_q=200, seqlen_k=330, causal=True)
+        check_forward(case, hopperflash.flash_attn_func)
+
+    return Subject("forward-sm80-d64", "ForwardSm80", check, arch="sm_80")
+
+
+def _backward_sm80() -> Subject:
+    """Three key tiles of 128 that take turns at dQ, for five query tiles of 64 in a ring."""
+
+    def check() -> None:
+        case = BackwardCase("mutant", seqlen_q=257, seqlen_k=320, causal=True, deterministic=True)
+        check_backward(case, hopperflash.flash_attn_func)
+
+    return Subject("backward-sm80-d64", "BackwardSm80", check, arch="sm_80", hazards="ordered")
+
+
+SUBJECTS = (
+    _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
+)  # fmt: skip
 
 
 class Harmless(NamedTuple):
@@ -89,6 +112,13 @@ _MERGED_GROUP = (
     "The commit of dV += P^T dO. Its wgmmas join the group of dQ = dS K, and the wait that lets "
     "only dK's group pass covers both."
 )
+_FILLED_ONCE = (
+    "K and V are filled once: their empty barrier is waited for once, fresh, and no consumer "
+    "arrives. The wait passes at once whatever the count."
+)
+_TURNS_WAITED = (
+    "The store warp's last wait. In turns, each addition was waited for before its turn was passed."
+)
 _BACKWARD = (
     *(("wgmma-fence", site, _FENCED_BEFORE) for site in (1, 3, 4, 6, 8, 9)),
     ("wgmma-fence", 5, _LOOP_BEFORE),
@@ -102,8 +132,73 @@ _BACKWARD = (
         "The producer's wait for a dO buffer. Q's buffer of the same stage is released later in "
         "the tile, and the producer has waited for that.",
     ),
+    ("mbarrier-init-count", 1, _FILLED_ONCE),
+    ("mbarrier-init-fewer", 1, _FILLED_ONCE),
+    *(
+        (
+            "mbarrier-init-fewer", site,
+            "The barrier of a dO buffer's release completes early, which only moves the producer's "
+            "wait for dO: the one for Q's buffer of the same stage implies it.",
+        )
+        for site in (8, 9)
+    ),
+    (
+        "named-barrier-sync", 3,
+        "The epilogue's first barrier. The last hand-over of dQ is a barrier of all consumer "
+        "warps, behind every GEMM that reads K or V.",
+    ),
+    ("bulk-wait", 1, _TURNS_WAITED),
+    ("bulk-wait-for-older", 1, _TURNS_WAITED),
+    ("bulk-wait-for-reads", 1, _TURNS_WAITED),
 )  # fmt: skip
-_TABLE = (("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD))
+_NOTHING_LEFT = (
+    "The wait behind the loop: the groups that may be outstanding there are the empty ones past "
+    "the last block."
+)
+_FORWARD_SM80 = (
+    (
+        "syncthreads", 5,
+        "The barrier before O takes the memory of Q. Q is read once, into registers, and barriers "
+        "of the loop lie between.",
+    ),
+    (
+        "copy-commit", 0,
+        "The commit of Q and the first K. They join the group of the first V, and the wait before "
+        "Q goes into registers covers all groups.",
+    ),
+    ("copy-wait", 5, _NOTHING_LEFT),
+    (
+        "copy-wait-for-older", 0,
+        "The wait before Q goes into registers. Q and the first K are in the first group; the loop "
+        "waits for the second, of V.",
+    ),
+    ("copy-wait-for-older", 5, _NOTHING_LEFT),
+)  # fmt: skip
+_TURN_BARRIERS = (
+    "The barrier before a stage is refilled. All GEMMs of the step that read it lie before the "
+    "barrier ahead of dQ, and the two barriers around the turn (deterministic) lie before whatever "
+    "reads the next stage or writes dS."
+)
+_BACKWARD_SM80 = (
+    ("syncthreads", 2, _TURN_BARRIERS),
+    ("syncthreads", 6, _TURN_BARRIERS),
+    (
+        "syncthreads", 9,
+        "The barrier before dK and dV take the memory of K and V. The barriers around the last "
+        "turn (deterministic) lie behind every GEMM that reads them.",
+    ),
+    ("copy-wait", 3, _NOTHING_LEFT),
+    ("copy-wait-for-older", 3, _NOTHING_LEFT),
+    (
+        "global-acquire", 0,
+        "The turn in the loop over masked tiles. They meet the diagonal or the last keys, where "
+        "the CTA is the first to add.",
+    ),
+)  # fmt: skip
+_TABLE = (
+    ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
+    ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
+)  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
 
 
@@ -114,13 +209,11 @@ def harmless_sites(subject: Subject, fault: Fault) -> dict[int, str]:
     }
 
 
-_ORDER_ONLY = (
-    "Additions to dQ are atomic in any order; what this breaks is their order, which shows in bits "
-    "(test_deterministic.py), not in a race, and the emulator's memory is sequentially consistent."
-)
 UNSEEN = {
-    ("backward-d128", fault): _ORDER_ONLY
-    for fault in ("bulk-wait-for-reads", "global-release", "global-acquire")
+    ("backward-sm80-d64", "global-release"): (
+        "Every thread fences its additions (fence.acq_rel.gpu) before the barrier ahead of the "
+        "counter: they are performed when it moves, released or not."
+    ),
 }
 
 

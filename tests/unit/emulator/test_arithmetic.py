@@ -279,6 +279,10 @@ def test_approximate_functions() -> None:
             "lg2.approx.f32": np.log2(x),
             "rcp.approx.f32": 1 / x,
             "rsqrt.approx.f32": 1 / np.sqrt(x),
+            "sqrt.approx.f32": np.sqrt(x),
+            "sin.approx.f32": np.sin(x),
+            "cos.approx.f32": np.cos(x),
+            "tanh.approx.f32": np.tanh(x),
         }
     for opcode, expected in table.items():
         source = -x if opcode.startswith("ex2") else x

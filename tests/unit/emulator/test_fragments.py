@@ -67,18 +67,21 @@ def test_mma_b_operand(count):
             assert np.array_equal(b[t // 32, lane // 4, k : k + 2], halves[j, t])
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_ldmatrix_lanes(count):
-    """Matrix j, row r starts at the address of lane 8j + r."""
-    lanes, offsets = fragments.matrix_lanes(count)
-    trans_lanes, trans_offsets = fragments.transposed_matrix_lanes(count)
+def test_rows_of_matrices(count, transposed):
+    """Row r of matrix j is row 8j + r of its warp; lane 4r + c has elements 2c, 2c + 1 of it."""
+    elements = RNG.integers(0, 1 << 16, (2, count, 8, 8), dtype=np.uint16)
+    rows = elements.reshape(-1, 8).view(np.uint32)
+    registers = fragments.from_rows(rows, count, transposed)
+    halves = registers.view(np.uint16).reshape(count, 64, 2)
     for j in range(count):
-        for lane in range(32):
-            row, column = lane // 4, 2 * (lane % 4)
-            assert (lanes[j, lane], offsets[j, lane]) == (8 * j + row, 2 * column)
+        for t in range(64):
             for half in range(2):
-                assert trans_lanes[j, lane, half] == 8 * j + column + half
-                assert trans_offsets[j, lane, half] == 2 * row
+                at = (t % 32 // 4, 2 * (t % 4) + half)
+                expected = elements[t // 32, j][at[::-1] if transposed else at]
+                assert halves[j, t, half] == expected
+    assert np.array_equal(fragments.to_rows(registers, transposed), rows)
 
 
 def test_float8_values():

@@ -152,6 +152,9 @@ DRAIN = "@%p1 cp.async.bulk.wait_group.read 0;\n"
          "while a bulk store still reads it"),
         (FILLED.replace(PROXY, "") + STORE + DRAIN, FILLED + STORE + DRAIN,
          "missing fence.proxy.async"),
+        # Of the other memory.
+        (FILLED.replace(PROXY, "fence.proxy.async.global;") + STORE + DRAIN, FILLED + STORE + DRAIN,
+         "missing fence.proxy.async"),
         # A fence orders what was written before it.
         (FILLED.replace(WRITE + PROXY, PROXY + WRITE) + STORE + DRAIN, FILLED + STORE + DRAIN,
          "missing fence.proxy.async"),
@@ -161,8 +164,8 @@ DRAIN = "@%p1 cp.async.bulk.wait_group.read 0;\n"
         (FILLED + STORE.split(";")[0] + ";" + DRAIN, FILLED + STORE + DRAIN,
          "bulk store never waited for"),
     ],
-    ids=["overwritten", "one-warp-waits", "waits-for-older", "proxy-fence", "fence-too-early",
-         "no-barrier", "never-waited", "never-committed"],
+    ids=["overwritten", "one-warp-waits", "waits-for-older", "proxy-fence", "global-fence",
+         "fence-too-early", "no-barrier", "never-waited", "never-committed"],
 )  # fmt: skip
 def test_bulk_stores(racy: str, clean: str, report: str) -> None:
     check_twins(racy, clean, report, threads=64)

@@ -98,6 +98,89 @@ def test_a_bulk_store_is_known_after_the_full_wait() -> None:
         assert all("no synchronisation after its" in hazard for hazard in found)
 
 
+ADD = "red.relaxed.gpu.global.add.f32 [%d20], %r4;"
+
+
+def test_sums_in_no_fixed_order() -> None:
+    """Only where it is asked for: floating-point additions must be ordered like other accesses."""
+
+    def found(signal: str, wait: str, add: str, checks: str, schedule: str, seed: int) -> list[str]:
+        body = f"""
+            mov.b32 %r4, 0f3F800000; mov.u32 %r2, %ctaid.x; setp.ne.u32 %p1, %r2, 0;
+            add.s64 %d20, %d0, %d30; setp.ne.u32 %p2, %r0, 0; @%p1 bra SECOND;
+            {add} {signal} ret;
+        SECOND:
+            {wait} {add}
+        """
+        data, flag = np.zeros(1024, np.float32), np.zeros(1, np.uint32)
+        return execute(
+            body, data, flag, grid=2, schedule=schedule, seed=seed, checks=checks
+        ).hazards
+
+    for schedule, seed in RUNS:
+        assert found(RELEASE, ACQUIRE, ADD, "ordered", schedule, seed) == []
+        assert found("", "", ADD, "full", schedule, seed) == []
+        assert found("", "", ADD.replace("f32", "u32"), "ordered", schedule, seed) == []
+        for signal, wait in (("", ""), (RELAXED, ACQUIRE), (RELEASE, RELAXED_LOAD)):
+            (hazard,) = found(signal, wait, ADD, "ordered", schedule, seed)
+            assert "floating-point additions in no fixed order" in hazard
+
+
+@pytest.mark.parametrize("missing", ["before", "after"])
+def test_a_turn_of_one_warp_for_all(missing: str) -> None:
+    """Thread 0 waits for the turn and passes it on; barriers tell the other warp."""
+    body = """
+        mov.u32 %r2, %ctaid.x; setp.ne.u32 %p2, %r0, 0; mov.b32 %r4, 0f3F800000;
+        add.s64 %d20, %d0, %d30; @%p2 bra TAKEN;
+    TURN:
+        ld.acquire.gpu.global.b32 %r9, [%d1]; setp.ne.u32 %p3, %r9, %r2; @%p3 bra TURN;
+    TAKEN:
+        {before}
+        red.relaxed.gpu.global.add.f32 [%d20], %r4;
+        {after}
+        @!%p2 red.release.gpu.global.add.u32 [%d1], 1;
+    """
+    clean = {"before": "bar.sync 0;", "after": "bar.sync 0;"}
+    for schedule, seed in RUNS:
+        for barriers in (clean, clean | {missing: ""}):
+            data, turn = np.zeros(1024, np.float32), np.zeros(1, np.uint32)
+            outcome = execute(
+                body.format(**barriers), data, turn, threads=64, grid=2, schedule=schedule,
+                seed=seed, checks="ordered",
+            )  # fmt: skip
+            assert bool(outcome.hazards) == (barriers is not clean)
+            assert all("in no fixed order" in hazard for hazard in outcome.hazards)
+
+
+@pytest.mark.parametrize("missing", ["taken", "passed", "wait"])
+def test_turns_of_bulk_additions_need_proxy_fences(missing: str) -> None:
+    body = """
+        mov.u32 %r2, %ctaid.x; setp.ne.u32 %p2, %r0, 0; mov.u32 %r3, smem; shl.b32 %r5, %r0, 2;
+        add.s32 %r5, %r5, %r3; st.shared.b32 [%r5], 0f3F800000;
+        fence.proxy.async.shared::cta; bar.warp.sync -1; @%p2 ret;
+    TURN:
+        ld.acquire.gpu.global.b32 %r9, [%d1]; setp.ne.u32 %p3, %r9, %r2; @%p3 bra TURN;
+        {taken}
+        cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0], [%r3], 128;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group{wait} 0;
+        {passed}
+        red.release.gpu.global.add.u32 [%d1], 1;
+    """
+    clean = dict.fromkeys(("taken", "passed"), "fence.proxy.async.global;") | {"wait": ""}
+    broken = clean | {missing: ".read" if missing == "wait" else ""}
+    for schedule, seed in RUNS:
+        for parts in (clean, broken):
+            data, turn = np.zeros(1024, np.float32), np.zeros(1, np.uint32)
+            outcome = execute(
+                body.format(**parts), data, turn, grid=3, schedule=schedule, seed=seed,
+                checks="ordered",
+            )  # fmt: skip
+            assert all("in no fixed order" in hazard for hazard in outcome.hazards)
+            # With `.read` a late store may come behind everything else.
+            assert outcome.hazards or parts is clean or (missing, schedule) == ("wait", "lazy")
+            assert parts is not clean or outcome.hazards == []
+
+
 def test_turns_order_what_they_enclose() -> None:
     # CTA i adds in its turn, as the deterministic backward does.
     body = """

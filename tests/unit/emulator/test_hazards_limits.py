@@ -64,7 +64,7 @@ def _found(kernel: Kernel, schedule: str, seed: int) -> list[str]:
         ("", INC.format(240), "648 registers a thread in all"),
         (DEC.format(24), INC.format(236), "236 is no multiple of 8 in 24..256"),
         (DEC.format(16), INC.format(240), "16 is no multiple of 8 in 24..256"),
-        (DEC.format(24), INC.format(160), ".inc raises 168 registers to 160"),
+        (DEC.format(24), INC.format(240) + INC.format(160), ".inc raises 240 registers to 160"),
         (DEC.format(176), INC.format(168), ".dec lowers 168 registers to 176"),
         (f"@%p2 bra DONE; {DEC.format(24)}", INC.format(240),
          "not executed by all warps of the warpgroup, but by warps [1, 2, 3]"),
@@ -83,6 +83,9 @@ def test_registers_at_entry() -> None:
     assert registers_at_entry(_kernel("", ".reqntid 256, 1, 1 .minnctapersm 2"), 256) == 128
     assert registers_at_entry(_kernel("", ".reqntid 128, 1, 1"), 128) == 256
     assert registers_at_entry(_kernel("", ".maxnreg 96"), 384) == 96
+    # No more than the kernel asks for: 232 of 256 that would fit.
+    two_groups = _kernel(DEC.format(40) + INC.format(232), ".reqntid 256, 1, 1")
+    assert registers_at_entry(two_groups, 256) == 232
     assert registers_at_entry(_kernel("", ""), 384) is None
 
 

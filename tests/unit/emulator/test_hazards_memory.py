@@ -97,6 +97,27 @@ def test_shared_memory_of_another_cta() -> None:
                 "read with no synchronisation", grid=2, cluster=2)  # fmt: skip
 
 
+def test_relaxed_arrivals_hand_on_fenced_initialisations_only() -> None:
+    """With `fence.mbarrier_init` a relaxed cluster barrier is enough for mbarriers."""
+    start = """
+        mov.u32 %r3, smem; mov.u32 %r2, %cluster_ctarank; xor.b32 %r4, %r2, 1;
+        mapa.shared::cluster.u32 %r5, %r3, %r4; setp.eq.u32 %p1, %r0, 0;
+        {first} {second}
+        barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;
+        @%p1 mbarrier.arrive.shared::cluster.b64 _, [%r5];
+        {{ .reg .pred q; L: mbarrier.try_wait.parity.shared.b64 q, [%r3], 0; @!q bra L; }}
+        barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    """
+    init, fence = (
+        "@%p1 mbarrier.init.shared.b64 [%r3], 1;",
+        "@%p1 fence.mbarrier_init.release.cluster;",
+    )
+    check_twins(
+        start.format(first=fence, second=init), start.format(first=init, second=fence),
+        "mbarrier used before its initialisation is ordered", grid=2, cluster=2,
+    )  # fmt: skip
+
+
 def test_repeats_are_counted() -> None:
     loop = (
         OWN

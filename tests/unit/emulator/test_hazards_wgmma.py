@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hopperflash.emulator.errors import BarrierError
+from hopperflash.emulator.errors import BarrierError, InvalidDescriptor
 from tests.support.hazards import RUNS, check_twins, hazards_of
 
 # 2 KB of ones at smem, written by all threads; %d6 describes 64 x 16 and 8 x 16 elements of it.
@@ -22,6 +22,7 @@ DESCRIPTOR = """
     setp.ne.s32 %p5, %r3, 0;
 """
 ZERO = "".join(f"mov.b32 %r{100 + i}, 0; " for i in range(4)) + "\n"
+CLEARED = "and.b32 %r101, %r101, 0;\n"
 A_READY = "".join(f"mov.b32 %r{110 + i}, %r6; " for i in range(4)) + "\n"
 FENCE = "wgmma.fence.sync.aligned;\n"
 D = "{%r100, %r101, %r102, %r103}"
@@ -43,7 +44,8 @@ AGAIN = FENCE + MMA + COMMIT + WAIT
     ("racy", "clean", "report"),
     [
         (READY + MMA + COMMIT + WAIT, START + WAIT, "missing wgmma.fence"),
-        (READY + FENCE + ZERO + MMA + COMMIT + WAIT, START + WAIT, "missing wgmma.fence"),
+        (READY + FENCE + CLEARED + MMA + COMMIT + WAIT,
+         READY + CLEARED + FENCE + MMA + COMMIT + WAIT, "missing wgmma.fence"),
         (START + WAIT + SCALE + MMA + COMMIT + WAIT, START + WAIT + SCALE + AGAIN,
          "missing wgmma.fence"),
         # Reading an accumulator counts as well.
@@ -73,6 +75,19 @@ AGAIN = FENCE + MMA + COMMIT + WAIT
 )  # fmt: skip
 def test_wgmma(racy: str, clean: str, report: str) -> None:
     check_twins(racy, clean, report, threads=128)
+
+
+def test_constants_of_accumulators_may_follow_the_fence() -> None:
+    """Compilers sink them below the fence of `accumulators.fill(0); fence()`."""
+    zero, copy = "mov.b32 %r100, 0;\n", "mov.b32 %r101, %r100; mov.b32 %r102, %r101;\n"
+    clean = READY + FENCE + zero + copy + MMA + COMMIT + WAIT
+    # Copies of anything else are accesses, and so are constants of the A operand.
+    check_twins(READY + FENCE + "mov.b32 %r100, %r5;\n" + copy + MMA + COMMIT + WAIT, clean,
+                "missing wgmma.fence", threads=128)  # fmt: skip
+    check_twins(READY + FENCE + zero + CLEARED + MMA + COMMIT + WAIT, clean,
+                "missing wgmma.fence", threads=128)  # fmt: skip
+    check_twins(READY + FENCE + "mov.b32 %r110, 0;\n" + MMA_RS + COMMIT + WAIT, clean,
+                "missing wgmma.fence", threads=128)  # fmt: skip
 
 
 def test_another_warpgroup_overwrites_what_is_being_read() -> None:
@@ -116,6 +131,26 @@ def test_a_warp_may_write_its_own_rows_of_a_without_a_barrier() -> None:
         found = hazards_of(swapped, schedule, seed, threads=128)
         assert found
         assert all("read with no synchronisation after its write" in hazard for hazard in found)
+
+
+def test_operands_start_in_the_first_row_of_their_pattern() -> None:
+    # 64 x 16 and 8 x 16 elements in rows of 32 bytes with the 32-byte swizzle.
+    swizzled = 1 << 16 | 256 >> 4 << 32 | 3 << 62
+    describe = f"mov.b64 %d7, {swizzled}; or.b64 %d6, %d5, %d7;\n"
+    moved = f"add.s64 %d6, %d6, {32 >> 4};\n"
+    issue = FENCE + MMA + COMMIT + WAIT
+    check_twins(READY + describe + moved + issue, READY + describe + issue,
+                "matrix descriptor misaligned: shared 0x420 is in row 1 of its 256-byte pattern",
+                threads=128)  # fmt: skip
+
+
+def test_operands_outside_of_shared_memory_are_refused() -> None:
+    issue = FENCE + MMA + COMMIT + WAIT
+    assert hazards_of(READY + issue, "eager", 0, threads=128, shared_bytes=2048) == []
+    outside = READY + f"add.s64 %d6, %d6, {1024 >> 4};\n" + issue
+    for checks in ("full", "basic"):
+        with pytest.raises(InvalidDescriptor, match="leaves shared memory"):
+            hazards_of(outside, "eager", 0, threads=128, shared_bytes=2048, checks=checks)
 
 
 def test_wgmma_takes_whole_warpgroups() -> None:

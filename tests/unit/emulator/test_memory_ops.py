@@ -105,10 +105,13 @@ def test_generic_addresses_of_different_memories() -> None:
 
 ATOMICS: dict[str, tuple[Any, Any]] = {
     "add.u32": (np.uint32, np.add), "add.f32": (np.float32, np.add),
-    "add.u64": (np.uint64, np.add), "add.f64": (np.float64, np.add),
-    "min.s32": (np.int32, np.minimum), "max.u64": (np.uint64, np.maximum),
-    "and.b32": (np.uint32, np.bitwise_and), "or.b64": (np.uint64, np.bitwise_or),
-    "xor.b32": (np.uint32, np.bitwise_xor),
+    "add.s32": (np.int32, np.add), "add.u64": (np.uint64, np.add), "add.f64": (np.float64, np.add),
+    **{f"{name}.{kind}": (np.dtype(kind.replace("s", "i")[0] + str(int(kind[1:]) // 8)), fn)
+       for name, fn in (("min", np.minimum), ("max", np.maximum))
+       for kind in ("u32", "s32", "u64", "s64")},
+    **{f"{name}.b{8 * np.dtype(dtype).itemsize}": (dtype, fn)
+       for name, fn in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor))
+       for dtype in (np.uint32, np.uint64)},
 }  # fmt: skip
 
 
@@ -120,8 +123,9 @@ def test_atomics_on_shared_words(name: str, kind: str, space: str) -> None:
     dtype, fn = ATOMICS[name]
     size = np.dtype(dtype).itemsize
     bank = {4: "r", 8: "d"}[size]
-    values = RNG.integers(0, 1000, 32).astype(dtype)
-    start = RNG.integers(0, 1000, 16).astype(dtype)
+    low = 0 if np.dtype(dtype).kind == "u" else -1000
+    values = RNG.integers(low, 1000, 32).astype(dtype)
+    start = RNG.integers(low, 1000, 16).astype(dtype)
     out = np.zeros(16, dtype)
     result = f"%{bank}12, " if kind == "atom" else ""
     body = f"""
@@ -184,6 +188,65 @@ def test_vector_and_packed_reductions() -> None:
         "mov.b32 %r10, 0x3F803F80; red.global.add.noftz.v2.bf16x2 [%d6], {%r10, %r10};", brain,
     )  # fmt: skip
     assert (brain == 0x4040).all()  # 1 + 1 + 1
+
+
+# Sums of halves: type, registers of one, the bits of 1 and of 2 in each half.
+HALVES = [
+    ("f16", "h", 0x3C00, 0x4000),
+    ("bf16", "h", 0x3F80, 0x4000),
+    ("f16x2", "r", 0x3C003C00, 0x40004000),
+    ("bf16x2", "r", 0x3F803F80, 0x40004000),
+]
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize(("kind", "bank", "one", "two"), HALVES)
+def test_atomic_sums_of_halves(kind: str, bank: str, one: int, two: int, space: str) -> None:
+    bits = {"h": 16, "r": 32}[bank]
+    out = np.zeros((2, 32), f"u{bits // 8}")
+    body = f"""
+        mul.wide.u32 %d5, %r0, {bits // 8}; add.s64 %d6, %d0, %d5;
+        mov.u32 %r3, smem; cvt.u64.u32 %d7, %r3; add.s64 %d7, %d7, %d5;
+        {"mov.b64 %d14, %d6" if space == "global" else "mov.b64 %d14, %d7"};
+        mov.b{bits} %{bank}10, {one};
+        st.{space}.b{bits} [%d14], %{bank}10;
+        atom.{space}.add.noftz.{kind} %{bank}11, [%d14], %{bank}10;
+        ld.{space}.b{bits} %{bank}12, [%d14];
+        st.global.b{bits} [%d6], %{bank}12; st.global.b{bits} [%d6+{4 * bits}], %{bank}11;
+    """
+    execute(body, out)
+    assert (out[0] == two).all() and (out[1] == one).all()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_vector_atomics_return_what_was_there(count: int) -> None:
+    cells = np.arange(32 * count, dtype=np.float32)
+    old = np.zeros_like(cells)
+    names = "{" + ", ".join(f"%r{10 + i}" for i in range(count)) + "}"
+    ones = "{" + ", ".join(["%r20"] * count) + "}"
+    body = f"""
+        mul.wide.u32 %d5, %r0, {4 * count}; add.s64 %d6, %d0, %d5; add.s64 %d7, %d1, %d5;
+        mov.b32 %r20, 0f3F800000; atom.global.add.v{count}.f32 {names}, [%d6], {ones};
+        st.global.v{count}.f32 [%d7], {names};
+    """
+    execute(body, cells, old)
+    assert np.array_equal(old, np.arange(32 * count)) and np.array_equal(cells, old + 1)
+
+
+def test_wide_and_narrow_exchanges() -> None:
+    cells, old = np.array([5, 7], np.uint64), np.zeros(2, np.uint64)
+    execute(
+        "mov.b64 %d5, 9; atom.global.exch.b64 %d6, [%d0], %d5; st.global.b64 [%d1], %d6;"
+        "mov.b64 %d7, 7; atom.global.cas.b64 %d8, [%d0+8], %d7, %d5; st.global.b64 [%d1+8], %d8;",
+        cells, old, threads=1,
+    )  # fmt: skip
+    assert cells.tolist() == [9, 9] and old.tolist() == [5, 7]
+    halves = np.array([3, 4, 0], np.uint16)
+    execute(
+        "mov.b16 %h1, 4; mov.b16 %h2, 8; atom.global.cas.b16 %h3, [%d0+2], %h1, %h2;"
+        "st.global.b16 [%d0+4], %h3;", halves, threads=1,
+    )  # fmt: skip
+    assert halves.tolist() == [3, 8, 4]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopperflash.emulator import tensor_map
-from hopperflash.emulator.errors import InvalidDescriptor
+from hopperflash.emulator.errors import AddressError, InvalidDescriptor
 from tests.support.tensor_maps import encode
 
 STORAGE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -21,8 +21,9 @@ class ArrayMemory:
         self.data, self.address = data, address
 
     def view(self, addr: int, nbytes: int, write: bool = False) -> np.ndarray:
-        start = addr - self.address
-        assert start >= 0 and start + nbytes <= self.data.size
+        start = (addr - self.address) % 2**64
+        if start + nbytes > self.data.size:
+            raise AddressError(f"{nbytes} bytes at {addr:#x}")
         return self.data[start : start + nbytes]
 
     def touch_box(self, *box: Any) -> None: ...
@@ -112,6 +113,40 @@ def test_wrapped_address_of_ragged_maps():
     packed, loaded = tensor_map.load_box(m, (0, 5, 3), far)
     assert loaded == m.box_bytes
     assert np.array_equal(packed, memory.data[128 : 128 + m.box_bytes])
+
+
+class TwoPlaces:
+    """Two arrays of memory with nothing between them."""
+
+    def __init__(self, *places: ArrayMemory) -> None:
+        self.places = places
+
+    def view(self, addr: int, nbytes: int, write: bool = False) -> np.ndarray:
+        try:
+            return self.places[0].view(addr, nbytes, write)
+        except AddressError:
+            return self.places[1].view(addr, nbytes, write)
+
+    def touch_box(self, *box: Any) -> None: ...
+
+
+@pytest.mark.parametrize("first", [0x10000, 2**64 - 256], ids=["apart", "around 2**64"])
+def test_only_touched_rows_must_be_in_memory(first: int) -> None:
+    stride = 4096 if first == 0x10000 else 256
+    places = [ArrayMemory(np.arange(i, i + 64, dtype=np.uint8), 0) for i in (0, 100)]
+    for i, place in enumerate(places):
+        place.address = (first + i * stride) % 2**64
+    memory = TwoPlaces(*places)
+    m = tensor_map.decode(encode(first, "u32", (16, 3), (stride,), (16, 2), 0))
+    packed, loaded = tensor_map.load_box(m, (0, 0), memory)
+    assert loaded == m.box_bytes == 128
+    assert np.array_equal(packed, np.concatenate([p.data for p in places]))
+    assert tensor_map.reduce_box(m, (0, 0), packed, memory, "add") == 128
+    assert np.array_equal(places[1].data.view(np.uint32), 2 * packed.view(np.uint32)[16:])
+    assert tensor_map.store_box(m, (0, -1), packed, memory) == 64
+    assert np.array_equal(places[0].data, packed[64:])
+    with pytest.raises(AddressError):
+        tensor_map.load_box(m, (0, 1), memory)
 
 
 @pytest.mark.parametrize(

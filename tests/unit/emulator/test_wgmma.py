@@ -82,8 +82,10 @@ def test_read_operand_converts():
         descriptors = [describe(BASE, lbo, 1024, 128)]
         bits = wgmma.operand_bits(shared, descriptors, 64, 16, 2, mn_major)
         for dtype in ("f16", "bf16"):
-            values = wgmma.read_operand(shared, descriptors, 64, 16, dtype, mn_major)
+            values = wgmma.read_operand(shared, [descriptors], 64, 16, dtype, mn_major)
             assert np.array_equal(values, to_float32(np.ascontiguousarray(bits), dtype))
+            twice = wgmma.read_operand(shared, [descriptors] * 2, 64, 16, dtype, mn_major)
+            assert np.array_equal(twice, np.concatenate([values, values]))
 
 
 def test_accumulate():
@@ -95,7 +97,7 @@ def test_accumulate():
     wgmma.accumulate(registers, a, b, overwrite=True)
     assert np.array_equal(unpack_accumulator(registers), a @ b.T)
     integers = np.ones((12, 128), np.int32)
-    wgmma.accumulate(integers, a, b)
+    wgmma.accumulate_integers(integers, a, b)
     assert np.array_equal(unpack_accumulator(integers), (a @ b.T).astype(np.int32) + 1)
     halves = np.zeros((6, 128), np.uint32)
     wgmma.accumulate_half(halves, a, b, overwrite=True)

@@ -95,6 +95,7 @@ class Tile(NamedTuple):
     a_in_registers: bool = False
     accumulate: bool = True
     half: bool = False
+    mods: str = ""
 
     @property
     def k(self) -> int:
@@ -127,7 +128,7 @@ def kernel(tile: Tile, a_descriptor: int, b_descriptor: int) -> str:
         mov.b64 %d6, {a_descriptor}; mov.b64 %d7, {b_descriptor};
         setp.{"ge" if tile.accumulate else "lt"}.u32 %p5, %r0, 0;
         wgmma.fence.sync.aligned;
-        wgmma.mma_async.sync.aligned.m64n{tile.n}k{tile.k}.{tile.types}
+        wgmma.mma_async.sync.aligned.m64n{tile.n}k{tile.k}.{tile.types}{tile.mods}
             {{{", ".join(d)}}}, {a}, %d7, %p5{tile.tail};
         wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
         {" ".join(stores)}
@@ -202,7 +203,7 @@ def test_a_in_registers(types: str) -> None:
     check(Tile(16, f"f32.{types}", tail, a_in_registers=True), K_MAJOR, Layout.of(32, False, 16))
 
 
-@pytest.mark.parametrize("n", [8, 80, 256])
+@pytest.mark.parametrize("n", range(8, 257, 8))
 def test_widths(n: int) -> None:
     check(Tile(n, "f32.bf16.bf16", ", 1, 1, 0, 0"), K_MAJOR, Layout.of(32, False, n))
 
@@ -233,13 +234,17 @@ def test_half_accumulators(types: str) -> None:
     assert np.array_equal(out, packed(a @ b.T + c.astype(np.float32)))
 
 
-@pytest.mark.parametrize("types", ["s8.s8", "u8.s8", "s8.u8"])
-def test_integers(types: str) -> None:
+@pytest.mark.parametrize("mods", ["", ".satfinite"])
+@pytest.mark.parametrize("types", ["s8.s8", "u8.u8", "u8.s8", "s8.u8"])
+def test_integers(types: str, mods: str) -> None:
     c = RNG.integers(-(2**20), 2**20, (64, 16)).astype(np.int32)
-    tile = Tile(16, f"s32.{types}", "")
+    c[:8], c[8:16] = 2**31 - 1, -(2**31)
+    tile = Tile(16, f"s32.{types}", "", mods=mods)
     out, a, b = run(tile, K_MAJOR, Layout.of(32, False, 16), accumulator(c).view(np.uint32))
-    expected = accumulator((a @ b.T).astype(np.int32) + c)
-    assert np.array_equal(out.view(np.int32), expected)
+    exact = (a @ b.T).astype(np.int64) + c
+    assert exact.max() > 2**31 - 1
+    expected = exact.clip(-(2**31), 2**31 - 1) if mods else (exact + 2**31) % 2**32 - 2**31
+    assert np.array_equal(out.view(np.int32), accumulator(expected))
 
 
 def test_halves_round_once_to_the_accumulator() -> None:
@@ -252,7 +257,8 @@ def test_halves_round_once_to_the_accumulator() -> None:
 @pytest.mark.parametrize(
     "opcode",
     ["m64n16k16.f32.f16.bf16", "m64n12k16.f32.f16.f16", "m64n16k8.f32.f16.f16",
-     "m64n264k16.f32.f16.f16", "m64n16k16.f16.bf16.bf16", "m64n16k16.s32.f16.f16"],
+     "m64n264k16.f32.f16.f16", "m64n16k16.f16.bf16.bf16", "m64n16k16.s32.f16.f16",
+     "m64n16k16.f32.f16.f16.satfinite"],
 )  # fmt: skip
 def test_shapes_that_do_not_exist_are_refused(opcode: str) -> None:
     d = ", ".join(f"%r{100 + i}" for i in range(8))

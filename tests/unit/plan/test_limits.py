@@ -8,7 +8,7 @@ import pytest
 
 from hopperflash.plan import arch_of, limits, make_plan, supports
 from hopperflash.problem import AttnOptions
-from tests.support.problems import Sizes, packed_problem, problem
+from tests.support.problems import Sizes, backward, packed_problem, problem
 
 WINDOW = AttnOptions(window_size=(5, 5))
 ARCHS = {"sm90": arch_of("sm_90a"), "sm80": arch_of("sm_80")}
@@ -25,6 +25,10 @@ LIMITS = {
     "seqlen_k": (lambda n: problem(Sizes(seqlen_k=n)), limits.SEQLEN_MAX),
     "seqlen_q under": (lambda n: problem(Sizes(seqlen_q=n), WINDOW), limits.WINDOW_SEQLEN_MAX),
     "seqlen_k under": (lambda n: problem(Sizes(seqlen_k=n), WINDOW), limits.WINDOW_SEQLEN_MAX),
+    "heads of packed": (
+        lambda n: replace(packed_problem(9, 9, 3), heads_q=n, heads_k=1),
+        limits.GRID_YZ_MAX,
+    ),
     "total_q": (lambda n: packed_problem(n, 9, 3), limits.PACKED_ROWS_MAX),
     "total_k": (lambda n: packed_problem(9, n, 3), limits.PACKED_ROWS_MAX),
     "total_q under": (lambda n: packed_problem(n, 9, 3, WINDOW), limits.WINDOW_SEQLEN_MAX),
@@ -52,6 +56,24 @@ def test_tiles_of_packed_sequences_fit_the_grid():
     assert max(call.grid[0] for call in plan.calls) <= limits.GRID_X_MAX
 
 
+def test_the_smallest_tiles_count():
+    given = replace(packed_problem(2**29, 9, 3), heads_q=128, head_dim=256, head_dim_v=256)
+    (reason,) = reasons(given, "sm80", "backward")
+    assert "tiles times heads" in reason and "grid x" in reason
+    fits = replace(given, heads_q=126)
+    assert reasons(fits, "sm80", "backward") == ()
+    plan = make_plan(backward(fits), ARCHS["sm80"], "backward", "sm80")
+    assert max(call.grid[0] for call in plan.calls) <= limits.GRID_X_MAX
+
+
+def test_statistics_of_very_many_sequences_have_no_backward():
+    """Each begins at a tile of its own, and rows are counted in 32 bits."""
+    given = packed_problem(64, 64, 2**24)
+    assert reasons(given) == ()
+    (reason,) = reasons(given, direction="backward")
+    assert reason.startswith("sm90: rows padded to tiles 2147483712 exceeds")
+
+
 def test_numbers_the_kernels_cannot_scale_by():
     for scale, reason in (
         (0.0, "softmax_scale 0: its kernels take"),
@@ -63,6 +85,22 @@ def test_numbers_the_kernels_cannot_scale_by():
         assert reason in found
     for scale in limits.SCALE_RANGE:
         assert reasons(problem(options=AttnOptions(softmax_scale=scale))) == ()
+
+
+@pytest.mark.parametrize(
+    ("scale", "softcap", "reason"),
+    [
+        (None, 2.0**127 * 1.5, "softcap 2.55212e+38"),
+        (8.0, 2.0**-126, "softmax_scale / softcap 6.80565e+38"),
+        (2.0**-10, 2.0**120, "softmax_scale / softcap 7.34684e-40"),
+    ],
+    ids=["softcap log2(e) overflows", "scores of 0 become NaN", "scores lose their digits"],
+)
+def test_caps_the_kernels_cannot_scale_by(scale, softcap, reason):
+    options = AttnOptions(softmax_scale=scale, softcap=softcap)
+    found = reasons(problem(options=options))
+    assert any(reason in each for each in found)
+    assert reasons(problem(options=AttnOptions(softmax_scale=1.0, softcap=2.0**120))) == ()
 
 
 def test_caps_whose_slope_is_rounding_have_no_backward():
