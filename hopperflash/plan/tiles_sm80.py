@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import BackwardConfigSm80, ForwardConfigSm80
-from hopperflash.plan.tiles import ANY, CAUSAL, FULL, WINDOW, first_that_holds, padded_head_dim
+from hopperflash.plan.tiles import (
+    ANY,
+    BANDED,
+    CAUSAL,
+    FULL,
+    WINDOW,
+    first_that_holds,
+    padded_head_dim,
+)
 from hopperflash.problem import MaskKind
 
 
@@ -72,8 +80,8 @@ LARGE = TileTable(
     backward=(
         BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86; 245 registers"),
         BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16; 240 registers"),
-        BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
-        BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16"),
+        BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 255 registers", BANDED),
+        BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16, at 96 without a mask"),
         BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers", FULL + CAUSAL),
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills, capped or in order", WINDOW),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2; 241 registers"),
