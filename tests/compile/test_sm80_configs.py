@@ -117,10 +117,23 @@ def _params() -> list[Any]:
         pytest.param(
             spec,
             id=_id(spec),
-            marks=[_group(spec), *([] if spec in sampled else [pytest.mark.slow])],
+            marks=[
+                _group(spec),
+                *([] if spec in sampled else [pytest.mark.slow]),
+                *([_SPILLS] if _spills(spec) else []),
+            ],
         )
         for spec in dict.fromkeys([*sampled, *_covering()])
     ]
+
+
+_SPILLS = pytest.mark.xfail(strict=True, reason="16 bytes, at any tile tried")
+
+
+def _spills(spec: KernelSpec) -> bool:
+    """V of 256 columns on sm_100, whose compiler needs more registers than Ampere's."""
+    forward = spec.ref == SM80.forward
+    return forward and spec.target == "sm_100a" and spec.config.head_dim_v == 256
 
 
 def _group(spec: KernelSpec) -> Any:
