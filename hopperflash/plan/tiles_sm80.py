@@ -122,7 +122,8 @@ NEWER_LARGE = TileTable(
     backward=(
         *LARGE.backward[:3],
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills on sm_100"),
-        *LARGE.backward[6:],
+        *LARGE.backward[6:-1],
+        BackwardTileSm80(256, 256, 32, 32, 8, 2, "32x64 spills on sm_100: a window and a cap"),
     ),
 )
 # sm_120, sm_121.
