@@ -319,6 +319,8 @@ def _by_key_head(x: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """(batch, seqlen, heads, d) -> a fresh (batch * heads_k, group, seqlen, d) in `dtype`."""
     batch, seqlen, heads, head_dim = x.shape
     shape = (batch, heads // group, group, seqlen, head_dim)
+    # torch 2.13 copies contiguous fp16 to fp32 without the sign of a lazily negated view.
+    x = x.resolve_neg()
     fresh = x.new_empty(shape, dtype=dtype).copy_(x.transpose(1, 2).view(shape))
     return fresh.flatten(0, 1)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -19,52 +19,64 @@ from hopperflash.plan import (
 from hopperflash.plan.family import POSTPROCESS, PREPROCESS
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles import HEAD_DIMS
-from hopperflash.plan.tiles_sm90 import BACKWARD_TILES, backward_config, backward_tile
+from hopperflash.plan.tiles_sm90 import BACKWARD_TILES, BackwardTile, backward_config, backward_tile
 from hopperflash.problem import DType, MaskKind, Signature
 from hopperflash.runtime.compile import compile_kernel
+from tests.support.configurations import EVERYTHING, NAMES, VARIANTS, Variant, params
 
 pytestmark = pytest.mark.compile
 
-NAMES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
-# Over masked and over unmasked query tiles; those at a window's far edge have a loop of their own.
+BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
+# Loops over query tiles: those that an edge cuts and those between; a window has two edges.
 LOOPS = {MaskKind.FULL: 2, MaskKind.CAUSAL: 2, MaskKind.WINDOW: 3}
 
 
-def _spec(config: BackwardConfig, dtype: DType, mask: MaskKind) -> KernelSpec:
-    return KernelSpec(SM90.backward, config, Signature(dtype, mask, softcap=False), "sm_90a")
+def _spec(config: BackwardConfig, dtype: DType, variant: Variant) -> KernelSpec:
+    return KernelSpec(SM90.backward, config, variant.signature(dtype), "sm_90a")
 
 
-def _specs() -> list[KernelSpec]:
-    """Every tile with every dtype and mask at its own head dims; unequal head dims, an order of
-    additions and fewer gradients once for each tile."""
-    specs = []
+def _own(tile: BackwardTile, deterministic: bool = False) -> BackwardConfig:
+    """The configuration of a row at its own head dims."""
+    config = backward_config(tile, tile.head_dim, tile.head_dim_v)
+    return replace(config, deterministic=deterministic)
+
+
+def _takes(tile: BackwardTile, variant: Variant) -> bool:
+    """Whether problems of the row's own head dims and this variant get the row."""
+    return tile == backward_tile(tile.head_dim, tile.head_dim_v, variant.mask, variant.softcap)
+
+
+def _lightest(tile: BackwardTile, mask: MaskKind) -> Variant:
+    return Variant(mask, softcap=not _takes(tile, Variant(mask)))
+
+
+def _heaviest(tile: BackwardTile) -> Variant:
+    """All that a row is for."""
+    return Variant(tile.masks[-1], softcap=tile.capped, packed=True)
+
+
+def _sampled() -> Iterator[KernelSpec]:
+    """Each row at its heaviest, in an order of additions."""
     for tile in BACKWARD_TILES:
-        config = backward_config(tile, tile.head_dim, tile.head_dim_v)
-        specs += [_spec(config, dtype, mask) for dtype, mask in product(DType, tile.masks)]
-        specs.append(_spec(replace(config, deterministic=True), DType.BFLOAT16, MaskKind.CAUSAL))
+        yield _spec(_own(tile, deterministic=True), FP16, _heaviest(tile))
+
+
+def _covering() -> Iterator[KernelSpec]:
+    """Each row with every mask and dtype and little else, in variants with and without an order of
+    additions, and with fewer gradients; then unequal head dims."""
+    for tile in BACKWARD_TILES:
+        for dtype, mask in product(DType, tile.masks):
+            yield _spec(_own(tile), dtype, _lightest(tile, mask))
+        for variant, deterministic in product(VARIANTS, (False, True)):
+            if _takes(tile, variant):
+                yield _spec(_own(tile, deterministic), FP16, variant)
+        yield _spec(_own(tile, deterministic=True), BF16, _heaviest(tile))
         for gradients in (("dq",), ("dk", "dv")):
-            few = replace(config, gradients=gradients)
-            specs.append(_spec(few, DType.FLOAT16, MaskKind.FULL))
-    for head_dim, head_dim_v in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):
-        tile = backward_tile(head_dim, head_dim_v, MaskKind.CAUSAL)
-        config = backward_config(tile, head_dim, head_dim_v)
-        specs.append(_spec(config, DType.BFLOAT16, MaskKind.CAUSAL))
-    return specs
-
-
-def _param(spec: KernelSpec) -> Any:
-    config, dtype = spec.config, NAMES[spec.signature.dtype]
-    parts = (
-        dtype,
-        f"d{config.head_dim}-{config.head_dim_v}",
-        f"{config.tile_m}x{config.tile_n}",
-        spec.signature.mask_kind.value,
-        *(("deterministic",) if config.deterministic else ()),
-        *(config.gradients if len(config.gradients) < 3 else ()),
-    )
-    return pytest.param(
-        spec, id="-".join(parts), marks=pytest.mark.xdist_group(f"{dtype}-{config.head_dim}")
-    )
+            yield _spec(replace(_own(tile), gradients=gradients), FP16, _heaviest(tile))
+    for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):
+        for variant in (EVERYTHING, Variant(MaskKind.CAUSAL)):
+            tile = backward_tile(*pair, variant.mask, variant.softcap)
+            yield _spec(backward_config(tile, *pair), BF16, variant)
 
 
 def _clean(spec: KernelSpec) -> KernelResources:
@@ -76,7 +88,7 @@ def _clean(spec: KernelSpec) -> KernelResources:
     return kernel
 
 
-@pytest.mark.parametrize("spec", [_param(spec) for spec in _specs()])
+@pytest.mark.parametrize("spec", params(_sampled(), _covering()))
 def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     kernel, config = _clean(spec), spec.config
     assert kernel.name.startswith("hopperflash_bwd_sm90_")
@@ -88,7 +100,7 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
         assert sass.count(opcode) > 0, f"no {opcode}"
     assert sass.count("HMMA") == 0
     # A GEMM is one group of instructions in flight: more fences mean that ptxas serialised it.
-    gemms, loops = 2 + len(config.gradients), LOOPS[spec.signature.mask_kind]
+    loops, gemms = LOOPS[spec.signature.mask_kind], 2 + len(config.gradients)
     assert sass.count("WARPGROUP.ARRIVE") == loops * gemms
     assert sass.count("WARPGROUP.DEPBAR") <= loops * 4
 
@@ -109,3 +121,8 @@ def test_kernels_around_it_compile_clean(dtype: DType) -> None:
 
 def test_a_tile_holds_every_head_dim() -> None:
     assert {tile.head_dim for tile in BACKWARD_TILES} == set(HEAD_DIMS)
+
+
+def test_each_row_is_asked_for_what_it_is_for() -> None:
+    for tile in BACKWARD_TILES:
+        assert _takes(tile, _heaviest(tile)), tile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,36 +11,54 @@ import pytest
 from hopperflash.analysis import inspect_cubin
 from hopperflash.plan import KernelSpec, arch_of
 from hopperflash.plan.sm90 import SM90
-from hopperflash.plan.tiles_sm90 import FORWARD_TILES, forward_config
-from hopperflash.problem import DType, Signature
+from hopperflash.plan.tiles_sm90 import FORWARD_TILES, ForwardTile, forward_config, forward_tile
+from hopperflash.problem import DType, MaskKind
 from hopperflash.runtime.compile import compile_kernel
+from tests.support.configurations import GROUP, VARIANTS, Variant, params
 from tests.support.sass import HOPPER_ONLY, hopper_only
 
 pytestmark = pytest.mark.compile
 
-SPECS = [
-    KernelSpec(
-        SM90.forward,
-        forward_config(tile, tile.head_dim, tile.head_dim_v),
-        Signature(dtype, mask, False),
-        "sm_90a",
-    )
-    for tile, dtype in product(FORWARD_TILES, DType)
-    for mask in tile.masks
-]
+BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
 
 
-def _param(spec: KernelSpec) -> object:
-    config, signature = spec.config, spec.signature
-    dtype = {"bfloat16": "bf16", "float16": "fp16"}[signature.dtype.value]
-    return pytest.param(
-        spec,
-        id=f"{dtype}-d{config.head_dim}-{config.head_dim_v}-{config.tile_m}x{config.tile_n}-{signature.mask_kind.value}",
-        marks=pytest.mark.xdist_group(f"{dtype}-{config.head_dim}"),
-    )
+def _spec(tile: ForwardTile, dtype: DType, variant: Variant, group: int = 1) -> KernelSpec:
+    config = replace(forward_config(tile, tile.head_dim, tile.head_dim_v), group=group)
+    return KernelSpec(SM90.forward, config, variant.signature(dtype), "sm_90a")
 
 
-@pytest.mark.parametrize("spec", [_param(spec) for spec in SPECS])
+def _takes(tile: ForwardTile, variant: Variant) -> bool:
+    """Whether problems of the row's own head dims and this variant get the row."""
+    return tile == forward_tile(tile.head_dim, tile.head_dim_v, variant.mask, variant.softcap)
+
+
+def _lightest(tile: ForwardTile, mask: MaskKind) -> Variant:
+    return Variant(mask, softcap=not _takes(tile, Variant(mask)))
+
+
+def _heaviest(tile: ForwardTile) -> Variant:
+    """All that a row is for; the last of its masks has the most loops."""
+    return Variant(tile.masks[-1], softcap=tile.capped, packed=True)
+
+
+def _sampled() -> Iterator[KernelSpec]:
+    """Each row at its heaviest: folded heads, and fp16, have taken the most registers."""
+    for tile in FORWARD_TILES:
+        yield _spec(tile, FP16, _heaviest(tile), GROUP)
+
+
+def _covering() -> Iterator[KernelSpec]:
+    """Each row with every mask and dtype and little else, folded in variants, at its heaviest."""
+    for tile in FORWARD_TILES:
+        for dtype, mask in product(DType, tile.masks):
+            yield _spec(tile, dtype, _lightest(tile, mask))
+        for variant in VARIANTS:
+            if _takes(tile, variant):
+                yield _spec(tile, FP16, variant, GROUP)
+        yield _spec(tile, BF16, _heaviest(tile))
+
+
+@pytest.mark.parametrize("spec", params(_sampled(), _covering()))
 def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     (kernel,) = inspect_cubin(compile_kernel(spec).artifacts.CUBIN)
     assert kernel.name.startswith("hopperflash_fwd_sm90_")
@@ -52,3 +72,8 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     assert sass.count("HMMA") == 0
     # What the Ampere tests look for is found here; clusters and bulk copies are not used.
     assert hopper_only(sass) == {*HOPPER_ONLY} - {"UBLK", "UCGABAR"}
+
+
+def test_each_row_is_asked_for_what_it_is_for() -> None:
+    for tile in FORWARD_TILES:
+        assert _takes(tile, _heaviest(tile)), tile

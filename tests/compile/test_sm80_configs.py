@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,14 +19,14 @@ from hopperflash.plan.tiles_sm80 import (
     forward_tile,
     table_of,
 )
-from hopperflash.problem import DType, MaskKind, Signature
+from hopperflash.problem import DType, MaskKind
 from hopperflash.runtime.compile import compile_kernel
+from tests.support.configurations import DOCUMENTS, EVERYTHING, GROUP, VARIANTS, Variant, params
 from tests.support.sass import hopper_only
 
 pytestmark = pytest.mark.compile
 
 BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
-NAMES = {BF16: "bf16", FP16: "fp16"}
 # One part of each table: with each amount of shared memory, Ampere's and those without a backend.
 ARCHS = ("sm_80", "sm_86")
 NEWER = ("sm_100a", "sm_120a")
@@ -35,28 +34,13 @@ NEWER = ("sm_100a", "sm_120a")
 SAMPLED_ARCHS = ("sm_89", "sm_90a")
 EQUAL = [(head_dim, head_dim) for head_dim in HEAD_DIMS]
 UNEQUAL = [pair for pair in product(HEAD_DIMS, HEAD_DIMS) if pair not in EQUAL]
-GROUP = 3  # query heads folded into a forward tile, with idle rows
-
-
-class Variant(NamedTuple):
-    """What a signature holds beside the dtype."""
-
-    mask: MaskKind
-    softcap: bool = False
-    packed: bool = False
-
-
-# With a window the kernels have one loop more; packed they keep the sequence's place.
-EVERYTHING = Variant(MaskKind.WINDOW, softcap=True, packed=True)
-DOCUMENTS = Variant(MaskKind.CAUSAL, packed=True)
-VARIANTS = (EVERYTHING, DOCUMENTS, Variant(MaskKind.WINDOW, packed=True), Variant(MaskKind.FULL))
 
 
 def _spec(
     arch: str, pair: tuple[int, int], dtype: DType, variant: Variant, direction: str
 ) -> KernelSpec:
     """`direction` is "forward", "folded", "backward", "deterministic", or gradients as "dk+dv"."""
-    signature = Signature(dtype, variant.mask, variant.softcap, variant.packed)
+    signature = variant.signature(dtype)
     if direction in ("forward", "folded"):
         forward = forward_config(forward_tile(*pair, variant.mask, arch_of(arch)), *pair)
         group = GROUP if direction == "folded" else 1
@@ -111,58 +95,18 @@ def _covering() -> Iterator[KernelSpec]:
         yield _spec("sm_80", pair, FP16, Variant(MaskKind.FULL), gradients)
 
 
-def _params() -> list[Any]:
-    sampled = list(_sampled())
-    return [
-        pytest.param(
-            spec,
-            id=_id(spec),
-            marks=[
-                _group(spec),
-                *([] if spec in sampled else [pytest.mark.slow]),
-                *([_SPILLS] if _spills(spec) else []),
-            ],
-        )
-        for spec in dict.fromkeys([*sampled, *_covering()])
-    ]
-
-
-_SPILLS = pytest.mark.xfail(strict=True, reason="16 bytes, at any tile tried")
-
-
 def _spills(spec: KernelSpec) -> bool:
     """V of 256 columns on sm_100, whose compiler needs more registers than Ampere's."""
     forward = spec.ref == SM80.forward
     return forward and spec.target == "sm_100a" and spec.config.head_dim_v == 256
 
 
-def _group(spec: KernelSpec) -> Any:
-    return pytest.mark.xdist_group(f"{spec.target}-{spec.config.head_dim}")
-
-
-def _id(spec: KernelSpec) -> str:
-    config = spec.config
-    order = ("deterministic",) if getattr(config, "deterministic", False) else ()
-    gradients = getattr(config, "gradients", ("dq", "dk", "dv"))
-    return "-".join(
-        (
-            spec.target,
-            "fwd" if spec.ref == SM80.forward else "bwd",
-            NAMES[spec.signature.dtype],
-            f"d{config.head_dim}-{config.head_dim_v}",
-            f"{config.tile_m}x{config.tile_n}",
-            spec.signature.mask_kind.value,
-            *(("softcap",) if spec.signature.softcap else ()),
-            *(("packed",) if spec.signature.packed else ()),
-            *order,
-            *(("folded",) if getattr(config, "group", 1) > 1 else ()),
-            *(gradients if len(gradients) < 3 else ()),
+@pytest.mark.parametrize("spec", params(_sampled(), _covering()))
+def test_configuration_compiles_clean(spec: KernelSpec, request: pytest.FixtureRequest) -> None:
+    if _spills(spec):
+        request.applymarker(
+            pytest.mark.xfail(strict=True, reason="16 bytes on sm_100, at any tile tried")
         )
-    )
-
-
-@pytest.mark.parametrize("spec", _params())
-def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     (kernel,) = inspect_cubin(compile_kernel(spec).artifacts.CUBIN)
     sass = kernel.sass
     assert kernel.stack_bytes == kernel.local_bytes == 0

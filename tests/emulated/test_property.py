@@ -12,27 +12,33 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.support.drawn import Drawn, check, problems, variant_of
+from tests.support.drawn import STRATIFIED, Drawn, check, problems, variant_of
 
 pytestmark = pytest.mark.emulated
 
-DRAWS = 5  # problems a test
-DEFAULT, LONG = 4, 30  # tests an architecture: 40 and 300 problems on the two emulated ones
+# Problems by variant and architecture: 20 by default and 300 more in the long run, of each of the
+# emulated ones; no two are alike.
+DEFAULT_DRAWS, LONG_DRAWS = 4, 10
+LONG = 30  # variants beside the stratified ones
 
 
 def _seeds() -> list[Any]:
+    default = len(STRATIFIED)
     return [
-        pytest.param(seed, marks=[pytest.mark.slow] if seed >= DEFAULT else [])
-        for seed in range(LONG)
+        pytest.param(seed, marks=[pytest.mark.slow] if seed >= default else [])
+        for seed in range(default + LONG)
     ]
 
 
 @pytest.mark.parametrize("seed", _seeds())
 @pytest.mark.parametrize("arch", ["cpu", "sm_90a", "sm_80"])
 def test_problems_match_fp64(arch: str, seed: int, request: pytest.FixtureRequest) -> None:
-    @hypothesis.seed(seed)
+    draws = DEFAULT_DRAWS if seed < len(STRATIFIED) else LONG_DRAWS
+    checked = set()
+
+    @hypothesis.seed(f"{arch}-{seed}")
     @settings(
-        max_examples=DRAWS,
+        max_examples=draws,
         deadline=None,
         database=None,
         phases=(Phase.generate,),  # shrinking would take an hour
@@ -41,7 +47,10 @@ def test_problems_match_fp64(arch: str, seed: int, request: pytest.FixtureReques
     )
     @given(problems(variant_of(seed)))
     def check_drawn(drawn: Drawn) -> None:
+        checked.add(drawn)
         check(drawn, arch)
 
-    print(f"to draw this again: pytest -n 0 '{request.node.nodeid}'")
+    # A slow test is deselected without -m.
+    print(f"to draw this again: pytest -n 0 -m '' '{request.node.nodeid}'")
     check_drawn()
+    assert len(checked) == draws

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import hopperflash
+from hopperflash.problem import GRADIENTS
 from tests.support.band_cases import BAND_CASES
 from tests.support.cases import FORWARD_CASES, Case, check_forward, make_inputs
 from tests.support.gradient_cases import BACKWARD_CASES, BackwardCase, check_backward
@@ -46,6 +48,25 @@ def test_repeated_runs_are_equal() -> None:
     first = hopperflash.flash_attn_func(q, k, v, causal=True)
     for _ in range(100):
         assert torch.equal(first, hopperflash.flash_attn_func(q, k, v, causal=True))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_deterministic_gradients_are_equal_in_every_run(head_dim: int) -> None:
+    """Several key tiles add to each tile of dQ, and two query heads to each tile of dK and dV."""
+    case = replace(CASE, head_dim=head_dim, head_dim_v=head_dim)
+    leaves = [x.cuda().requires_grad_() for x in make_inputs(case)]
+    out = hopperflash.flash_attn_func(*leaves, causal=True, deterministic=True)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    first = gradients()
+    assert all(gradient.abs().max() > 0 for gradient in first)
+    for run in range(1000):
+        for name, want, got in zip(GRADIENTS, first, gradients(), strict=True):
+            assert torch.equal(got, want), f"{name} of run {run} differs"
 
 
 def test_current_stream_is_used() -> None:

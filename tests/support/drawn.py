@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ from tests.support.sequences import Attended, Rows, check_results
 
 # Head dims of Q with K and of V as tiles pad them; the small ones come more often.
 HEAD_DIMS = (*[(64, 64)] * 4, (64, 128), (96, 64), (128, 128), (192, 128), (256, 64), (96, 256))
-MAX_TILES = 6  # of 128 x 128 scores, over all heads
+MASKS = ((False, False), (True, False), (False, True), (True, True))  # (causal, window)
+RATIOS = (1, 2, 3, 4, 7, 8)  # query heads per key head
+TILE, MAX_TILES = 128, 8  # of TILE x TILE scores, over all heads; one at least for each head
+MAX_LENGTH = 1000
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,40 @@ class Variant:
     packed: bool
     deterministic: bool
     gradients: tuple[str, ...]
+    group: int  # query heads per key head: a forward tile may hold them all
+
+
+_DOCUMENTS = Variant(
+    dtype=torch.bfloat16,
+    head_dim=64,
+    head_dim_v=64,
+    causal=True,
+    window=False,
+    softcap=False,
+    packed=True,
+    deterministic=False,
+    gradients=GRADIENTS,
+    group=4,
+)
+_DENSE = replace(_DOCUMENTS, dtype=torch.float16, packed=False)
+# Between them every padded head dim, dtype, layout, kind of mask and option.
+STRATIFIED = (
+    _DOCUMENTS,
+    replace(_DENSE, head_dim=96, head_dim_v=96, causal=False, softcap=True, group=1),
+    replace(
+        _DOCUMENTS,
+        head_dim=128,
+        head_dim_v=128,
+        causal=False,
+        window=True,
+        deterministic=True,
+        group=2,
+    ),
+    replace(_DENSE, head_dim=192, head_dim_v=128, window=True, group=7),
+    replace(
+        _DOCUMENTS, head_dim=256, head_dim_v=256, softcap=True, gradients=("dk", "dv"), group=1
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -43,14 +80,13 @@ class Drawn:
     """A problem; `lengths` are (seqlen_q, seqlen_k) of each sequence, or of each batch entry.
 
     `gaps` rows lie before each packed sequence and as many of a sequence's last rows do not count;
-    `layouts` say how q, k, v and dout lie in memory.
+    `layouts` say how q, k, v and dout lie in memory; `magnitude` scales q and k.
     """
 
     variant: Variant
     lengths: tuple[tuple[int, int], ...]
     gaps: tuple[int, int, int]
     heads_k: int
-    group: int
     head_dim: int
     head_dim_v: int
     window: tuple[int, int]
@@ -58,13 +94,16 @@ class Drawn:
     layouts: tuple[str, str, str, str]
     uses_lse: bool
     seed: int
+    magnitude: float = 1.0
 
 
 def variant_of(seed: int) -> Variant:
-    """The same seed gives the same variant."""
+    """The same seed gives the same variant; the first ones are `STRATIFIED`."""
+    if seed < len(STRATIFIED):
+        return STRATIFIED[seed]
     rng = random.Random(seed)
     head_dim, head_dim_v = rng.choice(HEAD_DIMS)
-    causal, window = rng.choice([(False, False), (True, False), (False, True), (True, True)])
+    causal, window = rng.choice(MASKS)
     return Variant(
         dtype=rng.choice([torch.bfloat16, torch.float16]),
         head_dim=head_dim,
@@ -75,44 +114,53 @@ def variant_of(seed: int) -> Variant:
         packed=rng.random() < 0.6,
         deterministic=rng.random() < 0.3,
         gradients=rng.choice([GRADIENTS, GRADIENTS, ("dq",), ("dk", "dv"), ("dq", "dv"), ()]),
+        group=rng.choice(RATIOS),
     )
 
 
 @st.composite
 def problems(draw: Callable[[Any], Any], variant: Variant) -> Drawn:
-    """Problems of a variant: lengths at tile edges, and 0, more often than others."""
-    length = st.one_of(st.sampled_from((0, 1, 63, 64, 65, 127, 128, 129, 200)), st.integers(0, 260))
-    pairs = st.tuples(length, length)
+    """Problems of a variant: lengths at tile edges, and 0, more often than others, and one side
+    long. What hypothesis tries first is the first of each choice.
+    """
+    edges = st.sampled_from((129, 65, 200, 127, 1, 63, 128, 64, 0))
+    short, long = st.one_of(edges, st.integers(0, 260)), st.integers(0, MAX_LENGTH)
+    pairs = st.one_of(st.tuples(short, short), st.tuples(short, long), st.tuples(long, short))
     if variant.packed:
-        lengths = draw(st.lists(pairs, min_size=0, max_size=4))
+        lengths = [draw(pairs) for _ in range(draw(st.sampled_from((3, 2, 4, 1, 0))))]
     else:
-        lengths = [draw(pairs)] * draw(st.integers(0, 2))
-    heads_k, group = draw(st.sampled_from(((1, 1), (1, 2), (2, 1), (1, 3), (2, 2))))
-    most = MAX_TILES // (heads_k * group)
-    while lengths and sum(map(_tiles, lengths)) > max(most, 1):
-        # The longest sequence gives half of itself away.
-        longest = max(range(len(lengths)), key=lambda i: sum(lengths[i]))
-        halved = tuple(size // 2 for size in lengths[longest])
-        lengths = [
-            halved if not variant.packed or i == longest else x for i, x in enumerate(lengths)
-        ]
+        lengths = [draw(pairs)] * draw(st.sampled_from((2, 1, 1, 0)))
+    heads_k = draw(st.sampled_from((2, 1) if variant.group < 4 else (1,)))
     bound = st.one_of(st.integers(0, 140), st.just(-1))
     window = draw(st.tuples(bound, bound)) if variant.window else (-1, -1)
     layout = st.sampled_from(tuple(LAYOUTS))
     return Drawn(
         variant=variant,
-        lengths=tuple(lengths),
+        lengths=_shortened(lengths, MAX_TILES // (heads_k * variant.group), variant.packed),
         gaps=draw(st.tuples(*[st.integers(0, 9)] * 3)) if variant.packed else (0, 0, 0),
         heads_k=heads_k,
-        group=group,
         head_dim=draw(_head_dims(variant.head_dim)),
         head_dim_v=draw(_head_dims(variant.head_dim_v)),
         window=window,
-        softcap=draw(st.sampled_from((1.0, 15.0, 50.0))) if variant.softcap else 0.0,
+        softcap=draw(st.sampled_from((15.0, 1.0, 50.0))) if variant.softcap else 0.0,
         layouts=draw(st.tuples(*[layout] * 4)),
         uses_lse=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
+        magnitude=draw(st.sampled_from((1.0, 1.0, 4.9, 0.1))),
     )
+
+
+def _shortened(
+    lengths: list[tuple[int, int]], most: int, packed: bool
+) -> tuple[tuple[int, int], ...]:
+    """At most that many tiles, or one: the longer side of the largest sequence loses half."""
+    while sum(map(_tiles, lengths)) > max(most, 1):
+        largest = max(range(len(lengths)), key=lambda i: (_tiles(lengths[i]), sum(lengths[i])))
+        seqlen_q, seqlen_k = lengths[largest]
+        longer_q = seqlen_q > seqlen_k
+        halved = (seqlen_q // 2, seqlen_k) if longer_q else (seqlen_q, seqlen_k // 2)
+        lengths = [halved if not packed or i == largest else x for i, x in enumerate(lengths)]
+    return tuple(lengths)
 
 
 def _head_dims(padded: int) -> Any:
@@ -122,7 +170,7 @@ def _head_dims(padded: int) -> Any:
 
 
 def _tiles(lengths: tuple[int, int]) -> int:
-    return math.prod(-(-size // 128) for size in lengths)
+    return math.prod(-(-size // TILE) for size in lengths)
 
 
 def _surrounded(x: Tensor) -> Tensor:
@@ -183,16 +231,18 @@ def _packing(drawn: Drawn) -> tuple[dict[str, Tensor], list[Rows], tuple[int, in
 
 
 def _operands(drawn: Drawn, rows: list[Rows], totals: tuple[int, int]) -> dict[str, Tensor]:
-    """(rows, heads, head_dim) of each, standard normal; NaN in rows that do not count."""
+    """(rows, heads, head_dim) of each, normal; NaN in rows that do not count."""
     generator = torch.Generator().manual_seed(drawn.seed)
-    heads_q, dtype = drawn.heads_k * drawn.group, drawn.variant.dtype
+    heads_q, dtype = drawn.heads_k * drawn.variant.group, drawn.variant.dtype
     shapes = {
         "q": (totals[0], heads_q, drawn.head_dim),
         "k": (totals[1], drawn.heads_k, drawn.head_dim),
         "v": (totals[1], drawn.heads_k, drawn.head_dim_v),
         "dout": (totals[0], heads_q, drawn.head_dim_v),
     }
-    operands = {n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()}
+    normal = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    scaled = {n: x * drawn.magnitude if n in ("q", "k") else x for n, x in normal.items()}
+    operands = {name: x.to(dtype) for name, x in scaled.items()}
     for name, operand in operands.items():
         counts = torch.zeros(len(operand), dtype=torch.bool)
         for sequence in rows:
@@ -222,7 +272,7 @@ def _computed(
     if variant.packed:
         cu_seqlens = {n: x.long() if drawn.uses_lse else x for n, x in lengths.items()}
         out, lse = hopperflash.flash_attn_varlen_func(
-            q, k, v, max_seqlen_q=260, max_seqlen_k=260, **cu_seqlens, **options
+            q, k, v, max_seqlen_q=MAX_LENGTH, max_seqlen_k=MAX_LENGTH, **cu_seqlens, **options
         )
     else:
         batch = len(drawn.lengths)

@@ -217,6 +217,15 @@ def test_expanded_output_gradient() -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_lazily_negated_output_gradient() -> None:
+    q, k, v = (x.requires_grad_() for x in make_inputs(Case("negated", dtype="fp16")))
+    out, _ = streaming_attention(q, k, v, MaskSpec(), softmax_scale=0.1)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    want = torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+    got = torch.autograd.grad(out, (q, k, v), torch._neg_view(-dout))
+    assert all(map(torch.equal, got, want))
+
+
 def test_only_the_needed_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     products = []
     visible_product = hopperflash.streaming._visible_product
