@@ -30,6 +30,14 @@ class Setting(NamedTuple):
     options: dict[str, Any]
 
 
+class Measured(NamedTuple):
+    """Blocks of one launch, warp instructions that select, and what a mask takes for a block."""
+
+    blocks: BlockTotals
+    selects: int
+    selects_of_mask: int
+
+
 # Every query sees EXTRA keys more in the second problem, and its edges cut as many blocks.
 SETTINGS = {
     "full": (Setting(KEYS - EXTRA, {}), Setting(KEYS, {})),
@@ -49,8 +57,8 @@ def _totals(plan: LaunchPlan, config: Any) -> BlockTotals:
     return query_block_totals(problem.mask, Tiling(*lengths, config.tile_m, config.tile_n))
 
 
-def _measure(arch: str, direction: str, setting: Setting) -> tuple[BlockTotals, int, int]:
-    """The blocks of the direction's main kernel, its selects, and the scores of a block."""
+def _measure(arch: str, direction: str, setting: Setting) -> Measured:
+    """The direction's main kernel; a mask selects once per score, 32 of which are a warp's."""
     operands = [
         torch.randn(1, length, 1, HEAD_DIM).bfloat16().requires_grad_()
         for length in (QUERIES, setting.keys, setting.keys)
@@ -63,7 +71,8 @@ def _measure(arch: str, direction: str, setting: Setting) -> tuple[BlockTotals, 
             out.sum().backward()
     part = {"forward": "_fwd_sm", "backward": "_bwd_sm"}[direction]
     (counters,) = (found for name, found in run.kernels.items() if part in name)
-    return _totals(plan, config), counters["op:selp"], config.tile_m * config.tile_n
+    selects_of_mask = config.tile_m * config.tile_n // 32
+    return Measured(_totals(plan, config), counters["op:selp"], selects_of_mask)
 
 
 @pytest.mark.parametrize("mask", SETTINGS)
@@ -71,8 +80,7 @@ def _measure(arch: str, direction: str, setting: Setting) -> tuple[BlockTotals, 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_interior_blocks_are_not_masked(arch: str, direction: str, mask: str) -> None:
     few, many = (_measure(arch, direction, setting) for setting in SETTINGS[mask])
-    assert few[0].masked == many[0].masked
-    extra = many[0].unmasked - few[0].unmasked
-    scores_of_a_lane = extra * many[2] // 32
+    assert few.blocks.masked == many.blocks.masked
+    extra = many.blocks.unmasked - few.blocks.unmasked
     assert extra >= 2
-    assert many[1] - few[1] < scores_of_a_lane
+    assert many.selects - few.selects < extra * many.selects_of_mask
