@@ -22,6 +22,7 @@ from hopperflash.reference import hidden_pairs
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("loads")]
 
+MAIN_CONFIGS = (ForwardConfig, BackwardConfig, ForwardConfigSm80, BackwardConfigSm80)
 HEAD_DIM = 64  # one TMA box a tile
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -56,7 +57,7 @@ def _mask(options: Mapping[str, Any]) -> MaskSpec:
 
 
 def _main_config(plan: LaunchPlan) -> Any:
-    (config,) = (c.spec.config for c in plan.calls if hasattr(c.spec.config, "tile_n"))
+    (config,) = (c.spec.config for c in plan.calls if isinstance(c.spec.config, MAIN_CONFIGS))
     return config
 
 
