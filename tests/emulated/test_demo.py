@@ -83,6 +83,17 @@ def test_demo_of_the_backward_is_correct() -> None:
     assert "; 2 skipped" in result.stdout
 
 
+@pytest.mark.xdist_group("sm80-bf16-64")
+def test_demo_for_another_arch() -> None:
+    sizes = ("--seqlen", "64", "--heads", "1", "--head-dim", "64")
+    result = demo("--arch", "sm_80", *sizes, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["ok"] is True and found["hazards"] == []
+    assert found["counters"]["wgmma_flops"] == 0 < found["counters"]["mma_flops"]
+    assert found["tiles"]["executed"] == found["tiles"]["planned"] == 1
+
+
 @BF16_128
 def test_json_reports_the_backward_by_itself() -> None:
     result = demo(*SMALL, "--full", "--backward", "--json")

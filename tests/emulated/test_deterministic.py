@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from tests.support.gradient_cases import (
     gradients_of,
     make_cotangents,
 )
+from tests.support.packed_cases import PackedCase, Side, check_packed, compute
 
 pytestmark = pytest.mark.emulated
 
-SEEDS = 20
+SEEDS, FEW_SEEDS = 20, 4
 
 
 def case(head_dim: int, seqlen_q: int, seqlen_k: int, **fields: object) -> BackwardCase:
@@ -45,9 +47,23 @@ CASES = (
     case(256, 64, 200, dtype="fp16", batch=2),
     case(64, 200, 300, causal=True, heads_q=4, heads_k=2),
 )
+SIDES = Side((40, 130), before=3), Side((300, 150))
+PACKED = PackedCase(
+    "packed",
+    seqlen_q=SIDES[0].total,
+    seqlen_k=SIDES[1].total,
+    causal=True,
+    dlse=True,
+    deterministic=True,
+    side_q=SIDES[0],
+    side_k=SIDES[1],
+)
+WINDOWED = case(64, 129, 400, window=(250, 20), heads_q=2)
+GROUPED = case(64, 65, 400, causal=True, heads_q=4, heads_k=2)
+WIDE = case(256, 65, 200, causal=True)
 
 
-def gradients(case: BackwardCase, schedule: str, seed: int) -> dict[str, Tensor]:
+def gradients(case: BackwardCase, schedule: str, seed: int, arch: str) -> dict[str, Tensor]:
     """dq, dk and dv, and the fp32 "dq_acc" before rounding hides most differences."""
     accumulators: list[Tensor] = []
     launch = EmulationSession.launch
@@ -57,33 +73,55 @@ def gradients(case: BackwardCase, schedule: str, seed: int) -> dict[str, Tensor]
         if "bwd_postprocess" in self.run.launches[-1].kernel_name:
             accumulators.append(operands[0].clone())
 
-    inputs, cotangents = make_inputs(case), make_cotangents(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EmulationSession, "launch", keep_accumulator)
-        with hopperflash.emulate("sm_90a", schedule=schedule, seed=seed) as run:
-            found = gradients_of(case, hopperflash.flash_attn_func, inputs, cotangents)
+        with hopperflash.emulate(arch, schedule=schedule, seed=seed) as run:
+            found = _results(case)
     assert run.hazards == []
     (accumulator,) = accumulators
-    return {**found._asdict(), "dq_acc": accumulator}
+    return {**found, "dq_acc": accumulator}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
+def _results(case: BackwardCase) -> dict[str, Tensor]:
+    """dq, dk and dv, once they have been compared with fp64."""
+    if isinstance(case, PackedCase):
+        packed = compute(case)
+        check_packed(case, packed)
+        return {name: getattr(packed, name) for name in GRADIENTS}
+    inputs, cotangents = make_inputs(case), make_cotangents(case)
+    found = gradients_of(case, hopperflash.flash_attn_func, inputs, cotangents)._asdict()
+    check_gradients(case, found, inputs, cotangents)
+    return found
+
+
+def _params() -> list[Any]:
+    """Every case with its arch and the number of random schedules."""
+    given = (
+        *(("sm_90a", case, SEEDS) for case in CASES),
+        *(("sm_90a", case, FEW_SEEDS) for case in (WINDOWED, PACKED)),
+        *(("sm_80", case, FEW_SEEDS) for case in (GROUPED, WIDE)),
+    )
+    return [
         pytest.param(
-            case,
-            id=str(case),
-            marks=pytest.mark.xdist_group(f"{case.dtype}-{padded_head_dim(case.head_dim)}"),
+            *fields,
+            id=f"{arch}-{case}",
+            marks=[
+                pytest.mark.xdist_group(f"{case.dtype}-{padded_head_dim(case.head_dim)}"),
+                *([pytest.mark.slow] if (arch, case) == ("sm_80", WIDE) else []),
+            ],
         )
-        for case in CASES
-    ],
-)
-def test_gradients_are_equal_bit_for_bit_in_every_schedule(case: BackwardCase) -> None:
-    first = gradients(case, "eager", 0)
-    named = {name: first[name] for name in GRADIENTS}
-    check_gradients(case, named, make_inputs(case), make_cotangents(case))
-    for schedule, seed in (("lazy", 0), *(("random", seed) for seed in range(SEEDS))):
-        again = gradients(case, schedule, seed)
+        for fields in given
+        for arch, case, _ in [fields]
+    ]
+
+
+@pytest.mark.parametrize(("arch", "case", "seeds"), _params())
+def test_gradients_are_equal_bit_for_bit_in_every_schedule(
+    arch: str, case: BackwardCase, seeds: int
+) -> None:
+    first = gradients(case, "eager", 0, arch)
+    for schedule, seed in (("lazy", 0), *(("random", seed) for seed in range(seeds))):
+        again = gradients(case, schedule, seed, arch)
         for name, tensor in first.items():
             assert torch.equal(tensor, again[name]), (
                 f"{name} differs from eager's in {schedule}, seed {seed}"
@@ -91,10 +129,11 @@ def test_gradients_are_equal_bit_for_bit_in_every_schedule(case: BackwardCase) -
 
 
 @pytest.mark.xdist_group("bf16-128")
-def test_gradients_differ_between_schedules_without_it() -> None:
+@pytest.mark.parametrize(("arch", "head_dim"), [("sm_90a", 128), ("sm_80", 64)])
+def test_gradients_differ_between_schedules_without_it(arch: str, head_dim: int) -> None:
     """So that the test above can fail: dQ is the one that depends on the order."""
-    free = BackwardCase("free", seqlen_q=65, seqlen_k=400, heads_q=2, head_dim=128, head_dim_v=128)
-    found = [gradients(free, "random", seed) for seed in range(4)]
+    free = replace(case(head_dim, 65, 400, heads_q=2), deterministic=False)
+    found = [gradients(free, "random", seed, arch) for seed in range(4)]
     for name in ("dk", "dv"):
         assert all(torch.equal(found[0][name], other[name]) for other in found)
     assert not all(torch.equal(found[0]["dq_acc"], other["dq_acc"]) for other in found)

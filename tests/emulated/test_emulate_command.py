@@ -65,6 +65,20 @@ def test_packed_sequences_under_a_window_and_a_cap() -> None:
     assert document["ok"]
 
 
+def test_backward_runs_after_the_forward() -> None:
+    sizes = ("--seqlen", "64", "--heads", "1", "--head-dim", "128")
+    result = emulate(*sizes, "--causal", "--direction", "backward", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    parts = ("fwd_sm90", "bwd_preprocess", "bwd_sm90", "bwd_postprocess")
+    for launch, part in zip(document["launches"], parts, strict=True):
+        assert launch["kernel_name"].startswith(f"hopperflash_{part}_")
+    assert document["counters"]["launches"] == len(parts)
+    backward = document["kernels"][document["launches"][2]["kernel_name"]]
+    # Five products of 64 queries and 128 keys.
+    assert backward["wgmma_flops"] == 5 * 2 * 64 * 128 * 128
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

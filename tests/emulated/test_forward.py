@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import hopperflash
-from hopperflash.emulator import EmulationRun
 from hopperflash.plan import LaunchPlan
 from hopperflash.plan.block_range import Tiling, key_block_totals
 from hopperflash.plan.budget import shared_memory
@@ -59,24 +58,9 @@ def test_forward_matches_fp64(case: Case, schedule: str) -> None:
     assert run.counters["wgmma_flops"] == _planned_flops(plan, config)
 
 
-def _run(seqlen_k: int) -> EmulationRun:
-    case = Case("ring", seqlen_q=64, seqlen_k=seqlen_k)
-    with hopperflash.emulate("sm_90a", schedule="lazy") as run:
-        check_forward(case, hopperflash.flash_attn_func)
-    assert run.hazards == []
-    return run
-
-
 @pytest.mark.xdist_group("bf16-64")
 def test_rings_turn_many_times() -> None:
     """A barrier that expects one arrival too few drifts by one a turn, and deadlocks late."""
-    _run(128 * 40)
-
-
-@pytest.mark.xdist_group("bf16-64")
-def test_interior_blocks_are_not_masked() -> None:
-    """A masked block selects once a score, an interior one a few times a row and ring."""
-    selects = [_run(128 * blocks).counters["op:selp"] for blocks in (2, 6)]
-    warps, scores_of_a_lane = 12, 64
-    per_block_and_warp = (selects[1] - selects[0]) / (4 * warps)
-    assert per_block_and_warp < scores_of_a_lane / 2
+    with hopperflash.emulate("sm_90a", schedule="lazy") as run:
+        check_forward(Case("ring", seqlen_q=64, seqlen_k=128 * 40), hopperflash.flash_attn_func)
+    assert run.hazards == []
