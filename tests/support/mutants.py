@@ -165,6 +165,7 @@ class Subject:
     """A longer run, for faults that need many rounds of a pipeline to show."""
     arch: str = "sm_90a"
     hazards: str = "full"
+    faults: tuple[Fault, ...] = field(default=FAULTS, repr=False)
 
 
 class MutantKernel:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.mutants import FAULTS, Anatomy, Fault, Subject, dissect, noticed
+from tests.support.mutants import Anatomy, Fault, Subject, dissect, noticed
 from tests.support.mutation_subjects import HARMLESS, SUBJECTS, harmless_sites
 
 TARGET = Path("docs/emulator_mutants.md")
@@ -44,7 +44,7 @@ def mutants_of(subject: Subject, fault: Fault, anatomy: Anatomy) -> list[Mutant]
 def execute_all(anatomies: Anatomies) -> Iterator[tuple[Mutant, str]]:
     """Every mutant with its outcome."""
     for subject in SUBJECTS:
-        for fault in FAULTS:
+        for fault in subject.faults:
             sites = anatomies[subject.name].sites(fault)
             for mutant in mutants_of(subject, fault, anatomies[subject.name]):
                 struck = sites if mutant.site is None else [sites[mutant.site]]
@@ -58,7 +58,7 @@ def report(anatomies: Anatomies, outcomes: Outcomes) -> str:
         parts.append(f"## {subject.name} (`{subject.kernel}`)\n")
         parts.append("| fault | executed of all | noticed | harmless | everywhere |")
         parts.append("|---|---|---|---|---|")
-        for fault in FAULTS:
+        for fault in subject.faults:
             mutants = mutants_of(subject, fault, anatomies[subject.name])
             missing += [mutant for mutant in mutants if mutant not in outcomes]
             if mutants:

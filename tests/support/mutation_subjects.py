@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 import hopperflash
 from tests.support.cases import Case, check_forward
 from tests.support.gradient_cases import BackwardCase, check_backward
-from tests.support.mutants import Fault, Subject
+from tests.support.mutants import FAULTS, Fault, Subject
 
 
 def _forward(head_dim: int) -> Subject:
@@ -49,6 +52,35 @@ def _backward(head_dim: int) -> Subject:
     )  # fmt: skip
 
 
+def _attention_of_packed(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Of a batch, packed into one sequence behind the other."""
+    batch, seqlen_q, *_ = q.shape
+    lengths: dict[str, Any] = {}
+    for name, x in (("q", q), ("k", k)):
+        lengths[f"max_seqlen_{name}"] = x.shape[1]
+        offsets = torch.arange(batch + 1) * x.shape[1]
+        lengths[f"cu_seqlens_{name}"] = offsets.to(torch.int32)
+    operands = (x.flatten(0, 1) for x in (q, k, v))
+    out, lse = hopperflash.flash_attn_varlen_func(*operands, **lengths, **options)
+    rows = (batch, seqlen_q)
+    return out.unflatten(0, rows), lse.unflatten(1, rows).transpose(0, 1)
+
+
+def _dependents() -> tuple[Subject, ...]:
+    """Other kernels that start while the one before them ends: only their wait for that.
+
+    The forward of packed sequences follows the table of its tiles, the end of the backward the
+    main kernel.
+    """
+    waits = tuple(fault for fault in FAULTS if fault.name == "griddepcontrol-wait")
+    case = Case("mutant", batch=2, seqlen_k=200, causal=True)
+    packed = partial(check_forward, case, _attention_of_packed)
+    return (
+        Subject("forward-packed-d64", "ForwardSm90", packed, faults=waits),
+        Subject("postprocess-d128", "BackwardPostprocess", _backward(128).check, faults=waits),
+    )
+
+
 def _forward_sm80() -> Subject:
     """Two causal row blocks of 128 over up to six key blocks of 64 in a ring of two stages."""
 
@@ -74,6 +106,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
+    *_dependents(),
 )  # fmt: skip
 
 
