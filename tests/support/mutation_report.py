@@ -1,4 +1,4 @@
-"""Writes docs/emulator_mutants.md: `python -m tests.support.mutation_report`, half an hour."""
+"""Writes docs/emulator_mutants.md: `python -m tests.support.mutation_report`, a quarter of an hour."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ HEAD = """# Mutants of the project's kernels
 Written by `python -m tests.support.mutation_report` and checked by `pytest -m slow` in
 `tests/emulated/test_mutants.py`, whose default run breaks each kind of synchronisation everywhere
 at once and at one place.
-Every synchronisation instruction that a check executes is broken, alone and together
-with all others of its kind. "noticed" counts single mutants that end with a hazard, an error or a
-wrong result in at least one schedule; "everywhere" is what breaking all of them at once ends with.
-A mutant that nothing notices is listed below with the reason.
+Every synchronisation instruction that a kernel's check executes (`tests/support/mutants.py`: the
+kinds; `tests/support/mutation_subjects.py`: the checks) is broken, alone and together with all
+others of its kind. "noticed" counts single mutants that end with a hazard, an error or a wrong
+result in a lazy, an eager or one of two random schedules; "everywhere" is what breaking all of them
+at once ends with. A mutant that nothing notices is listed below with the reason.
 """
 
 
