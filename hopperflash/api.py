@@ -95,8 +95,14 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         UnsupportedProblem: no backend computes it here; lists every backend's reasons.
     """
     options = AttnOptions(
-        *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),
-        *(deterministic, return_attn_probs),
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi=alibi_slopes is not None,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
     call = calls.accept({"q": q, "k": k, "v": v, **_given(out=out)}, options, backend=backend)
     out, lse = ops.attention(call.plan, call.tensors)
@@ -151,12 +157,23 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
         UnsupportedProblem: as `flash_attn_func`.
     """
     options = AttnOptions(
-        *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),
-        *(deterministic, return_attn_probs),
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi=alibi_slopes is not None,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
     )
     given = {
-        **{"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k},
-        **{"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k},
+        "q": q,
+        "k": k,
+        "v": v,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
         **_given(seqused_q=seqused_q, seqused_k=seqused_k, out=out),
     }
     call = calls.accept(given, options, backend=backend)
@@ -209,15 +226,25 @@ def flash_attn_backward(  # noqa: PLR0913, PLR0917 - close to FlashAttention-2's
         InvalidArgument, UnsupportedProblem: as the forward.
     """
     options = AttnOptions(
-        *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes is not None),
-        deterministic,
+        dropout_p=dropout_p,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        alibi=alibi_slopes is not None,
+        deterministic=deterministic,
     )
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    given = {
-        **{"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse},
-        **_given(dlse=dlse, dq=dq, dk=dk, dv=dv),
-        **_given(**lengths, seqused_q=seqused_q, seqused_k=seqused_k),
-    }
+    given = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    given |= _given(
+        dlse=dlse,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+    )
     call = calls.accept(given, options, direction="backward", backend=backend)
     dq, dk, dv = map(call.as_given, ops.gradients(call.plan, call.tensors))
     return dq, dk, dv

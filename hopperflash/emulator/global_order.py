@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .hazards import HazardLog
 from .previous_grids import PreviousGrids
 from .ptx_ir import Instruction
+from .traffic import box_offsets
 
 Known = dict[Any, int]
 _FLOATS = {"f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tensor"}
@@ -159,10 +160,10 @@ class GlobalOrder(NoGlobalOrder):
             strides: Sequence[int], itemsize: int, write: bool) -> None:  # fmt: skip
         inner = shape[-1] * itemsize
         if self._previous.watches:
-            self._check_previous(start + _offsets(offset, shape, strides), itemsize, write)
+            self._check_previous(start + box_offsets(offset, shape, strides), itemsize, write)
         if strides[-1] != itemsize or any(n % 4 for n in (inner, offset, *strides[:-1])):
             # Not made of whole words: every item by itself.
-            self.items(start, end, _offsets(offset, shape, strides), 1, write)
+            self.items(start, end, box_offsets(offset, shape, strides), 1, write)
             return
         views = [
             np.ndarray((*shape[:-1], inner // 4), np.int32, buffer=part, offset=offset,
@@ -243,16 +244,6 @@ class GlobalOrder(NoGlobalOrder):
 def adds_floats(ins: Instruction) -> bool:
     # A tensor copy does not name its type.
     return "add" in ins.parts and not _FLOATS.isdisjoint(ins.parts)
-
-
-def _offsets(offset: int, shape: Sequence[int], strides: Sequence[int]) -> NDArray[np.int64]:
-    """Byte offsets of all items of a box."""
-    at = np.zeros(tuple(shape), np.int64) + offset
-    for axis, (count, stride) in enumerate(zip(shape, strides, strict=True)):
-        along = [1] * len(shape)
-        along[axis] = count
-        at += (np.arange(count) * stride).reshape(along)
-    return at.reshape(-1)
 
 
 def _join(known: Known, other: Known) -> None:

@@ -42,11 +42,6 @@ def _bf16_in_upper_half(x: Array) -> Array:
     return r
 
 
-def f32_to_bf16_rz(x: Array) -> Array:
-    u = np.ascontiguousarray(x, np.float32).view(np.uint32) >> np.uint32(16)
-    return np.where(x != x, np.uint32(0x7FFF), u)
-
-
 def f16_to_f32(bits: Array) -> Array:
     return np.ascontiguousarray(bits.astype(np.uint16)).view(np.float16).astype(np.float32)
 

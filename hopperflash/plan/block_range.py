@@ -98,8 +98,8 @@ def query_block_range(mask: MaskSpec, n_block: int, tiling: Tiling) -> BlockRang
     first_key, last_key = n_block * t.tile_n, (n_block + 1) * t.tile_n - 1
     first = _visible_queries(mask, first_key, t)
     last = _visible_queries(mask, last_key, t)
-    end = _visible_queries(mask, min(last_key, t.seqlen_k - 1), t).end
-    end = _ceil_div(max(end, 0), t.tile_m)
+    # A last key past the end is seen until the last query, and so is the last there is.
+    end = _ceil_div(max(last.end, 0), t.tile_m)
     begin = min(first.begin // t.tile_m, end)
     unmasked_begin = _ceil_div(last.begin, t.tile_m)
     unmasked_end = t.m_blocks if first.end == t.seqlen_q else max(first.end, 0) // t.tile_m

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.bandwidth import tile_traffic
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
 from hopperflash.plan.config import (
@@ -42,6 +43,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     smem, registers = _budgets(config, plan)
     yield "registers", list(_registers(registers, config))
     yield "shared", _shared_memory(smem, plan.arch)
+    if isinstance(config, (ForwardConfig, BackwardConfig)):
+        yield "bandwidth", [_bandwidth(config, plan.problem.dtype.itemsize)]
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
         yield "grid", [_grid(call, plan, "query tiles", heads)]
@@ -130,6 +133,17 @@ def _registers(found: RegisterBudget, config: MainConfig) -> Iterator[str]:
 def _shared_memory(found: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
     limit = arch.smem_bytes_per_block
     return [str(found), f"= {found.total} B aligned, of {limit} B per block"]
+
+
+def _bandwidth(config: ForwardConfig | BackwardConfig, itemsize: int) -> str:
+    traffic = tile_traffic(config, itemsize)
+    step = "key block" if isinstance(config, ForwardConfig) else "query block"
+    shared, tensor = traffic.shared_clocks, traffic.tensor_clocks
+    bound = "shared memory" if shared > tensor else "tensor cores"
+    return (
+        f"clocks of a {step}: tensor cores {tensor}, shared memory {shared}"
+        f" ({traffic.shared_bytes} B): {bound} bound"
+    )
 
 
 def _grid(call: KernelCall, plan: LaunchPlan, tiles: str, heads: str) -> str:

@@ -1,7 +1,7 @@
 """Tiles for the Ampere kernels: a table by generation and shared memory, a row per head dims.
 
 Edited by hand. Sources name the peers' tables (FA2, FA3, public sources) and what ptxas 13 of the
-DSL said of the row: registers per thread, all without spills, and what a larger tile would do.
+DSL said of a larger tile; `docs/forward_sm80.md` and `docs/backward_sm80.md` have the registers.
 `plan.feasibility_sm80` proves each row feasible.
 """
 
@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import BackwardConfigSm80, ForwardConfigSm80
-from hopperflash.plan.tiles import ANY, CAUSAL, FULL, WINDOW, first_that_holds, padded_head_dim
+from hopperflash.plan.tiles import (
+    ANY,
+    BANDED,
+    CAUSAL,
+    FULL,
+    WINDOW,
+    first_that_holds,
+    padded_head_dim,
+)
 from hopperflash.problem import MaskKind
 
 
@@ -62,24 +70,24 @@ LARGE = TileTable(
     generation=8,
     smem_bytes=163 * 1024,
     forward=(
-        ForwardTileSm80(64, 64, 128, 64, 4, True, "FA3's 128x112 would spill; 241 registers"),
-        ForwardTileSm80(128, 128, 128, 64, 8, True, "FA2; 4 warps spill from 96; 218 registers"),
-        ForwardTileSm80(192, 192, 128, 64, 8, True, "FA2; FA3's Q in registers; 243 registers"),
+        ForwardTileSm80(64, 64, 128, 64, 4, True, "FA3's 128x112 would spill"),
+        ForwardTileSm80(128, 128, 128, 64, 8, True, "FA2; 4 warps spill from 96"),
+        ForwardTileSm80(192, 192, 128, 64, 8, True, "FA2; FA3's Q in registers"),
         ForwardTileSm80(256, 128, 128, 64, 8, False, "the shared-memory limit"),
         ForwardTileSm80(128, 256, 128, 64, 8, False, "the shared-memory limit"),
         ForwardTileSm80(256, 256, 128, 32, 8, False, "64 keys in two stages would need 192 KiB"),
     ),
     backward=(
-        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86; 245 registers"),
-        BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16; 240 registers"),
-        BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3; 255 registers"),
-        BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16"),
-        BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3; 255 registers", FULL + CAUSAL),
+        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3 on sm_86"),
+        BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16"),
+        BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3", BANDED),
+        BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16, at 96 without a mask"),
+        BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3", FULL + CAUSAL),
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills, capped or in order", WINDOW),
-        BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2; 241 registers"),
+        BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2"),
         BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
         BackwardTileSm80(128, 256, 64, 64, 8, 4, "FA2; the shared-memory limit"),
-        BackwardTileSm80(256, 256, 32, 64, 8, 4, "64 queries would need 200 KiB; 232 registers"),
+        BackwardTileSm80(256, 256, 32, 64, 8, 4, "64 queries would need 200 KiB"),
     ),
 )
 # sm_86, sm_89.
@@ -94,15 +102,15 @@ SMALL = TileTable(
         ForwardTileSm80(256, 256, 64, 32, 4, False, "the shared-memory limit"),
     ),
     backward=(
-        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3; 245 registers"),
-        BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB; 240 registers"),
+        BackwardTileSm80(64, 64, 64, 128, 8, 8, "FA3"),
+        BackwardTileSm80(96, 96, 64, 64, 8, 4, "64x128 would need 112 KiB"),
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "the shared-memory limit"),
         BackwardTileSm80(96, 128, 64, 64, 8, 4, "the shared-memory limit"),
-        BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB; 238 registers"),
+        BackwardTileSm80(128, 128, 32, 64, 8, 4, "64 queries would need 104 KiB"),
         BackwardTileSm80(256, 96, 32, 32, 4, 2, "8 warps cannot share 96 columns"),
         BackwardTileSm80(96, 256, 32, 32, 4, 2, "8 warps cannot share 96 columns"),
-        BackwardTileSm80(192, 192, 32, 32, 8, 2, "the shared-memory limit; 208 registers"),
-        BackwardTileSm80(256, 256, 32, 32, 8, 2, "4 warps spill on sm_120; 224 registers"),
+        BackwardTileSm80(192, 192, 32, 32, 8, 2, "the shared-memory limit"),
+        BackwardTileSm80(256, 256, 32, 32, 8, 2, "4 warps spill on sm_120"),
     ),
 )
 # Parts without a backend of their own (sm_100, sm_103), and sm_90 where it is asked for.
@@ -114,7 +122,8 @@ NEWER_LARGE = TileTable(
     backward=(
         *LARGE.backward[:3],
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills on sm_100"),
-        *LARGE.backward[6:],
+        *LARGE.backward[6:-1],
+        BackwardTileSm80(256, 256, 32, 32, 8, 2, "32x64 spills on sm_100: a window and a cap"),
     ),
 )
 # sm_120, sm_121.

@@ -14,6 +14,7 @@ from hopperflash.problem import OperandFacts
 from hopperflash.problem.lengths import offset_reasons, used_reasons
 
 _MAX_ALIGNMENT = 16  # what kernels ask for; finer facts would make plans of equal calls differ
+_NO_INDEX = 2**30
 _INTEGERS = (torch.int32, torch.int64)
 
 
@@ -158,16 +159,17 @@ def _unused_strides_aligned(tensor: Tensor) -> Tensor:
 def allocate(buffers: Sequence[Buffer], like: Tensor, *, poison: bool) -> dict[str, Tensor]:
     """Contiguous tensors on the device of `like`, by name.
 
-    `poison` fills floating-point memory with NaN, so that a kernel that forgets to write an element
-    or reads one that nobody wrote is seen.
+    `poison` fills memory with NaN, and with integers that are no index of anything, so that a
+    kernel that forgets to write an element or reads one that nobody wrote is seen.
     """
     tensors = {}
     for buffer in buffers:
         dtype = getattr(torch, buffer.dtype)
         if buffer.zeroed:
             tensor = like.new_zeros(buffer.shape, dtype=dtype)
-        elif poison and dtype.is_floating_point:
-            tensor = like.new_full(buffer.shape, torch.nan, dtype=dtype)
+        elif poison:
+            value = torch.nan if dtype.is_floating_point else _NO_INDEX
+            tensor = like.new_full(buffer.shape, value, dtype=dtype)
         else:
             tensor = like.new_empty(buffer.shape, dtype=dtype)
         tensors[buffer.name] = tensor

@@ -74,8 +74,8 @@ def query_block_range(
         last = visible_queries(band, last_key, seqlens)
         unmasked_begin = min((last.begin + tile_m - 1) // tile_m, blocks)
     if cutlass.const_expr(band.window):
-        last_end = visible_queries(band, min(last_key, seqlens.k - 1), seqlens).end
-        end = (max(last_end, 0) + tile_m - 1) // tile_m
+        # A last key past the end is seen until the last query, and so is the last there is.
+        end = (max(last.end, 0) + tile_m - 1) // tile_m
         begin = min(begin, end)
         # Rows past the last query need no mask.
         if first.end < seqlens.q:

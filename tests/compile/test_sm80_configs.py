@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,11 +26,16 @@ from tests.support.sass import hopper_only
 
 pytestmark = pytest.mark.compile
 
-NAMES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
-ARCHS = ("sm_80", "sm_86", "sm_89")
-# One part with each amount of shared memory for what has no backend of its own, and Hopper, where
-# these kernels can be asked for.
-NEWER = ("sm_90a", "sm_100a", "sm_120a")
+BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
+NAMES = {BF16: "bf16", FP16: "fp16"}
+# One part of each table: with each amount of shared memory, Ampere's and those without a backend.
+ARCHS = ("sm_80", "sm_86")
+NEWER = ("sm_100a", "sm_120a")
+# More parts that take these tables, and Hopper, where these kernels can be asked for.
+SAMPLED_ARCHS = ("sm_89", "sm_90a")
+EQUAL = [(head_dim, head_dim) for head_dim in HEAD_DIMS]
+UNEQUAL = [pair for pair in product(HEAD_DIMS, HEAD_DIMS) if pair not in EQUAL]
+GROUP = 3  # query heads folded into a forward tile, with idle rows
 
 
 class Variant(NamedTuple):
@@ -41,20 +46,21 @@ class Variant(NamedTuple):
     packed: bool = False
 
 
-# Windows first: their kernels have one loop more, and the first rows of the tables the most
-# registers in use.
-VARIANTS = tuple(
-    Variant(*fields) for fields in product(reversed(MaskKind), (False, True), (False, True))
-)
+# With a window the kernels have one loop more; packed they keep the sequence's place.
+EVERYTHING = Variant(MaskKind.WINDOW, softcap=True, packed=True)
+DOCUMENTS = Variant(MaskKind.CAUSAL, packed=True)
+VARIANTS = (EVERYTHING, DOCUMENTS, Variant(MaskKind.WINDOW, packed=True), Variant(MaskKind.FULL))
 
 
 def _spec(
     arch: str, pair: tuple[int, int], dtype: DType, variant: Variant, direction: str
 ) -> KernelSpec:
+    """`direction` is "forward", "folded", "backward", "deterministic", or gradients as "dk+dv"."""
     signature = Signature(dtype, variant.mask, variant.softcap, variant.packed)
-    if direction == "forward":
+    if direction in ("forward", "folded"):
         forward = forward_config(forward_tile(*pair, variant.mask, arch_of(arch)), *pair)
-        return KernelSpec(SM80.forward, forward, signature, arch)
+        group = GROUP if direction == "folded" else 1
+        return KernelSpec(SM80.forward, replace(forward, group=group), signature, arch)
     backward = backward_config(backward_tile(*pair, variant.mask, arch_of(arch)), *pair)
     if direction == "deterministic":
         backward = replace(backward, deterministic=True)
@@ -63,44 +69,71 @@ def _spec(
     return KernelSpec(SM80.backward, backward, signature, arch)
 
 
-def _sampled() -> list[KernelSpec]:
-    """Every row of both tables twice, at its own head dims: as training mostly asks for it, and in
-    one of the other variants, all of which a direction meets."""
-    specs = []
-    for direction in ("forward", "backward"):
-        variants = cycle(VARIANTS)
-        for arch in ("sm_80", "sm_86"):
-            for row in getattr(table_of(arch_of(arch)), direction):
-                for variant in (Variant(MaskKind.CAUSAL), next(variants)):
-                    pair = (row.head_dim, row.head_dim_v)
-                    specs.append(_spec(arch, pair, DType.BFLOAT16, variant, direction))
-    return specs
+def _sampled() -> Iterator[KernelSpec]:
+    """A forward and a backward of each table, and those that have been nearest to a spill."""
+    yield _spec("sm_80", (64, 64), FP16, DOCUMENTS, "folded")
+    yield _spec("sm_80", (128, 128), FP16, DOCUMENTS, "backward")
+    yield _spec("sm_80", (128, 128), BF16, Variant(MaskKind.CAUSAL), "deterministic")
+    for arch, forward, backward in (
+        ("sm_86", 192, 256),
+        ("sm_100a", 128, 64),
+        ("sm_120a", 256, 128),
+    ):
+        yield _spec(arch, (forward, forward), FP16, EVERYTHING, "folded")
+        yield _spec(arch, (backward, backward), FP16, EVERYTHING, "backward")
 
 
-def _all() -> Iterator[KernelSpec]:
-    """Every pair of head dims with every dtype, variant and order; fewer gradients once a head
-    dim."""
-    directions = ("forward", "backward", "deterministic")
-    equal = [(head_dim, head_dim) for head_dim in HEAD_DIMS]
-    parts = [*product(ARCHS, product(HEAD_DIMS, HEAD_DIMS)), *product(NEWER, equal)]
-    for arch, pair in parts:
-        for dtype, variant, direction in product(DType, VARIANTS, directions):
-            yield _spec(arch, pair, dtype, variant, direction)
-    for arch, head_dim, gradients in product(ARCHS, HEAD_DIMS, ("dq", "dk+dv", "dv")):
-        full = Variant(MaskKind.FULL)
-        yield _spec(arch, (head_dim, head_dim), DType.FLOAT16, full, gradients)
+def _covering() -> Iterator[KernelSpec]:
+    """Every row of Ampere's tables at its own head dims, in each variant and direction and both
+    dtypes if not in every combination of them: fp16, folded heads and an order of additions
+    take the most registers. Then what else selects a row, once or twice each.
+    """
+    for arch in ARCHS:
+        table = table_of(arch_of(arch))
+        for row in table.forward:
+            pair = (row.head_dim, row.head_dim_v)
+            yield from (_spec(arch, pair, FP16, variant, "folded") for variant in VARIANTS)
+            yield from (_spec(arch, pair, BF16, variant, "forward") for variant in VARIANTS[:2])
+        for row in table.backward:
+            pair = (row.head_dim, row.head_dim_v)
+            yield from (_spec(arch, pair, FP16, variant, "backward") for variant in VARIANTS)
+            yield from (
+                _spec(arch, pair, dtype, variant, "deterministic")
+                for dtype, variant in product(DType, VARIANTS[:2])
+            )
+        for pair in UNEQUAL:
+            yield _spec(arch, pair, FP16, EVERYTHING, "folded")
+            yield _spec(arch, pair, FP16, DOCUMENTS, "backward")
+    for arch, pair in product((*NEWER, *SAMPLED_ARCHS), EQUAL):
+        yield _spec(arch, pair, FP16, EVERYTHING, "folded")
+        yield _spec(arch, pair, FP16, EVERYTHING, "backward")
+    for pair, gradients in product(EQUAL, ("dq", "dk+dv", "dv")):
+        yield _spec("sm_80", pair, FP16, Variant(MaskKind.FULL), gradients)
 
 
 def _params() -> list[Any]:
-    sampled = _sampled()
+    sampled = list(_sampled())
     return [
         pytest.param(
             spec,
             id=_id(spec),
-            marks=[_group(spec), *([] if spec in sampled else [pytest.mark.slow])],
+            marks=[
+                _group(spec),
+                *([] if spec in sampled else [pytest.mark.slow]),
+                *([_SPILLS] if _spills(spec) else []),
+            ],
         )
-        for spec in dict.fromkeys([*sampled, *_all()])
+        for spec in dict.fromkeys([*sampled, *_covering()])
     ]
+
+
+_SPILLS = pytest.mark.xfail(strict=True, reason="16 bytes, at any tile tried")
+
+
+def _spills(spec: KernelSpec) -> bool:
+    """V of 256 columns on sm_100, whose compiler needs more registers than Ampere's."""
+    forward = spec.ref == SM80.forward
+    return forward and spec.target == "sm_100a" and spec.config.head_dim_v == 256
 
 
 def _group(spec: KernelSpec) -> Any:
@@ -122,6 +155,7 @@ def _id(spec: KernelSpec) -> str:
             *(("softcap",) if spec.signature.softcap else ()),
             *(("packed",) if spec.signature.packed else ()),
             *order,
+            *(("folded",) if getattr(config, "group", 1) > 1 else ()),
             *(gradients if len(gradients) < 3 else ()),
         )
     )

@@ -49,7 +49,7 @@ print(json.dumps({
 
 def start(folder: Path) -> subprocess.Popen[str]:
     variables = {"PATH": "", "HOPPERFLASH_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1",
-                 "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+                 "OPENBLAS_NUM_THREADS": "1", "HOPPERFLASH_LOG": "info"}  # fmt: skip
     return subprocess.Popen(
         [sys.executable, "-c", RUN], cwd=ROOT, env=variables, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -79,6 +79,8 @@ def test_two_cold_processes_compile_once(cold, folder):
     assert sorted(found["compiled"] for found in cold) == [[], ["ForwardSm90"]]
     assert len(Store(folder).entries()) == 1
     assert cold[0]["bits"] == cold[1]["bits"]
+    for found in cold:
+        assert ("compile ForwardSm90-sm_90a:" in found["stderr"]) == bool(found["compiled"])
 
 
 def test_a_warm_process_does_not_import_the_compiler(cold, folder):

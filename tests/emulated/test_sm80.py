@@ -148,7 +148,8 @@ def test_folded_heads_equal_those_with_keys_of_their_own(
 ) -> None:
     """Bit for bit: the blocks of a row's keys are the same, whatever shares its tile, up to those
     at a window's far edge, where a row may be rescaled once more."""
-    sides = lengths or ((93,), (150,))
+    # Of 3 heads, the query behind the first tile's sees the first key of another block.
+    sides = lengths or ((93,), (115,))
     (total_q, total_k), heads_k = (sum(side) for side in sides), 2
     torch.manual_seed(0)
     # Small integers, of which the emulator's fp32 products are exact in any order.

@@ -208,6 +208,8 @@ def magnitude_cases() -> Iterator[BackwardCase]:
         yield _case("magnitude", (129, 200), magnitude=4.9, **fields)
         yield _case("magnitude", (129, 200), magnitude=3.87, fill="opposed", **fields)
         yield _case("magnitude", (129, 200), magnitude=0.1, **fields)
+    # Keys past the end, with scores of 0, lie behind no diagonal here.
+    yield _case("magnitude", (129, 200), magnitude=3.87, fill="opposed")
 
 
 def constant_cases() -> Iterator[BackwardCase]:

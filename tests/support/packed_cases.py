@@ -211,6 +211,12 @@ def wide_cases() -> Iterator[PackedCase]:
         yield _case("wide", RAGGED, head_dims, window=(60, 20), softcap=2.0, deterministic=True)
 
 
+def half_cases() -> Iterator[PackedCase]:
+    """The other dtype."""
+    yield _case("half", RAGGED, dtype="fp16", window=(60, 20), softcap=2.0, heads_q=3)
+    yield _case("half", USED, (128, 128), dtype="fp16", causal=True, heads_q=2)
+
+
 def _case(
     name: str,
     sides: tuple[Side, Side],
@@ -232,5 +238,5 @@ def _case(
 
 
 PACKED_CASES: tuple[PackedCase, ...] = tuple(
-    chain(mask_cases(), used_cases(), group_cases(), wide_cases())
+    chain(mask_cases(), used_cases(), group_cases(), wide_cases(), half_cases())
 )

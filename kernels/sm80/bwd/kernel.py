@@ -85,8 +85,8 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         window: tuple[Int32, Int32],
     ):
         wait_for_previous(self.dependent)
-        band = self.band(*window)
         tile = self.assigned_tile(tensors, mTiles)
+        band = self.band(*window)
         if cutlass.const_expr(self.packed):
             if tile.block >= 0:
                 self.compute_tile(tensors, mTiles, tile, band, scales)

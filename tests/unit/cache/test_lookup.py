@@ -122,6 +122,16 @@ def test_a_disk_that_cannot_be_written_costs_only_the_cache(compiler, messages, 
     assert "is not kept" in messages.text
 
 
+def test_a_lock_that_others_could_hold_is_not_waited_for(compiler, messages, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    locks = tmp_path / f"hopperflash-locks-{os.geteuid()}"
+    locks.mkdir()
+    locks.chmod(0o777)
+    assert obtain(SPEC, compiler) == binary(b"compiled")
+    assert "compiling without a lock" in messages.text
+    assert list(locks.iterdir()) == []
+
+
 def test_the_cache_stays_within_its_bound(compiler, messages, monkeypatch):
     monkeypatch.setenv("HOPPERFLASH_CACHE_SIZE", "0")
     obtain(SPEC, compiler)

@@ -13,7 +13,6 @@ from tests.support.ptx import execute
 
 RNG = np.random.default_rng(9)
 ITEMSIZE = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1}
-RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def matrix(kind: str, rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:

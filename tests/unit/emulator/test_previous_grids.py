@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hopperflash.emulator.previous_grids import PreviousGrids
+from hopperflash.emulator.traffic import TouchedBytes
 from tests.support.ptx import execute
 
 WRITE = "add.s64 %d20, %d0, %d30; st.global.b32 [%d20], 7;"
@@ -45,3 +46,12 @@ def test_a_launch_that_started_early_lets_the_next_overlap_with_both():
     assert _last_hazards(*chain, (READ, True, 0)) != []
     assert _last_hazards(*chain, (WAIT + READ, True, 0)) == []
     assert _last_hazards(*chain, (READ, False, 0)) == []
+
+
+def test_large_regions_are_recorded_by_address():
+    touched, end = TouchedBytes(), 1 << 33
+    touched.items(0, end, np.array([0, 1, 1 << 30]), 4)
+    touched.box(0, end, 16, (2, 4), (1 << 32, 2), 2)
+    assert touched.count() == 3 * 4 + 2 * 4 * 2
+    assert touched.meets(np.array([1 << 32]), 4)
+    assert not touched.meets(np.array([64]), 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
@@ -48,9 +50,9 @@ def test_ampere_forward(name, head_dims, causal):
     plan = make_plan(given, arch_of(name))
     (call,) = plan.calls
     tile = tiles_sm80.forward_tile(*head_dims, given.mask.kind, arch_of(name))
-    config = tiles_sm80.forward_config(tile, *head_dims)
+    config = replace(tiles_sm80.forward_config(tile, *head_dims), group=3)
     assert (call.spec.ref, call.spec.config) == (SM80.forward, config)
-    assert call.grid == (-(-1000 // config.tile_m), 6, 3)
+    assert call.grid == (-(-1000 // config.queries), 2, 3)
     assert tile.source in plan.steps.reasons[0]
 
 
@@ -157,7 +159,8 @@ def test_explained():
     given = problem(Sizes(2, 1000, 1200, 8, 2, 192), AttnOptions(causal=True, deterministic=True))
     text = words(explain(make_plan(given, AMPERE)))
     for fact in (
-        "128 queries x 64 keys, head dims padded to 192 and 192",
+        "32 queries of 4 heads x 64 keys, head dims padded to 192 and 192",
+        "x 2 key heads x 2 batch",
         "2 stages of K and of V; Q K^T takes Q from registers, loaded once",
         "8 warps of 16 rows each; all of them load (cp.async), compute (mma.sync, softmax)",
         "thread, P V phase: acc_O 96 + Q 48 + P 16 + V 48 + overhead 24 = 232 of 255",
