@@ -1,4 +1,4 @@
-"""Writes docs/emulator_mutants.md: `python -m tests.support.mutation_report`, a quarter of an hour."""
+"""Writes docs/emulator_mutants.md (ten minutes): `python -m tests.support.mutation_report`."""
 
 from __future__ import annotations
 
