@@ -114,6 +114,7 @@ def distinct_lanes(m: Any, gang: Any, *columns: Any) -> list[tuple[int, int]]:
     """(warp, index) of the first active lane of each warp with its operands.
 
     A warp whose lanes agree issues a bulk store once: it is an instruction of the uniform datapath.
+    Not so a reduction, which counts how often it is issued: PTX promises one for every lane.
     """
     lanes = active(m, gang)
     if not lanes.size:

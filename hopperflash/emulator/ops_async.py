@@ -94,7 +94,8 @@ def decode_tensor_store(ins: Instruction) -> Op:
 
         def run(g: Any, m: Any) -> None:
             operands = (frm(g), tensor(g), *(c(g) for c in coordinates))
-            for warp, lane in distinct_lanes(m, g, *operands):
+            issuing = every_lane(m, g) if operation else distinct_lanes(m, g, *operands)
+            for warp, lane in issuing:
                 tensor_map = decode_tensor_map(g.cta.tensor_map_bytes(int(tensor(g)[lane])))
                 coords = [scalar_at(c(g), lane) for c in coordinates]
                 store = TensorStore(
@@ -150,7 +151,9 @@ def decode_bulk_store(ins: Instruction) -> Op:
         )
 
         def run(g: Any, m: Any) -> None:
-            for warp, lane in distinct_lanes(m, g, to(g), frm(g), read_size(g)):
+            operands = (to(g), frm(g), read_size(g))
+            issuing = every_lane(m, g) if operation else distinct_lanes(m, g, *operands)
+            for warp, lane in issuing:
                 store = BulkStore(
                     g.cta, warp, int(frm(g)[lane]), ins, int(to(g)[lane]),
                     scalar_at(read_size(g), lane), operation, kind,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, cycle, product
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +69,14 @@ class Cotangents(NamedTuple):
     dlse: Tensor | None  # (batch, heads_q, seqlen_q) fp32
 
 
+class ExpectedGradients(NamedTuple):
+    """Of the fp64 reference and of the formula in the input dtype, and the sums of magnitudes."""
+
+    reference: Gradients
+    low: Gradients
+    terms: Gradients
+
+
 @dataclass(frozen=True)
 class BackwardCase(Case):
     """A dense attention problem and what its backward is asked for."""
@@ -107,29 +116,46 @@ def gradients_of(
 
 def check_backward(case: BackwardCase, attention: Attention, *, seed: int = 0) -> None:
     """Calls `attention` and its backward; accepts the gradients by the tolerance rule."""
-    inputs, cotangents = make_inputs(case, seed), make_cotangents(case, seed)
-    found = gradients_of(case, attention, inputs, cotangents)
-    check_gradients(case, found._asdict(), inputs, cotangents)
+    found = gradients_of(case, attention, make_inputs(case, seed), make_cotangents(case, seed))
+    _compare(case, found._asdict(), _expected_of_seed(case, seed))
 
 
 def check_gradients(
     case: BackwardCase, found: Mapping[str, Tensor], inputs: Inputs, cotangents: Cotangents
 ) -> None:
-    """The gradients that were found against fp64, and exact zeros where nothing depends on an
-    operand."""
+    """The gradients that were found against fp64."""
+    _compare(case, found, expected_gradients(case, inputs, cotangents))
+
+
+def expected_gradients(
+    case: BackwardCase, inputs: Inputs, cotangents: Cotangents
+) -> ExpectedGradients:
+    """What the gradients of a case's problem are compared with."""
     options: dict[str, Any] = {
         "mask": case.mask,
         "softmax_scale": case.softmax_scale,
         "softcap": case.softcap,
     }
+    return ExpectedGradients(
+        materialized_gradients(inputs, *cotangents, **options),
+        low_precision_gradients(inputs, *cotangents, **options),
+        gradient_terms(inputs, *cotangents, **options),
+    )
+
+
+@lru_cache(maxsize=2)
+def _expected_of_seed(case: BackwardCase, seed: int) -> ExpectedGradients:
+    """Kept for the other schedules and mutants of a kernel that a case is checked with."""
+    return expected_gradients(case, make_inputs(case, seed), make_cotangents(case, seed))
+
+
+def _compare(case: BackwardCase, found: Mapping[str, Tensor], expected: ExpectedGradients) -> None:
+    """By the tolerance rule, and exact zeros where nothing depends on an operand."""
     factor = 3.0 if case.softcap else 2.0
-    want = materialized_gradients(inputs, *cotangents, **options)
-    low = low_precision_gradients(inputs, *cotangents, **options)
-    terms = gradient_terms(inputs, *cotangents, **options)
     hidden = hidden_pairs(case.mask, case.seqlen_q, case.seqlen_k)
     unused = {"dq": hidden.all(1), "dk": hidden.all(0), "dv": hidden.all(0)}
     for name, gradient in found.items():
-        reference, yardstick, magnitudes = (getattr(x, name) for x in (want, low, terms))
+        reference, yardstick, magnitudes = (getattr(x, name) for x in expected)
         assert gradient.dtype == case.torch_dtype, f"{name} is {gradient.dtype}"
         assert_close(gradient, reference, yardstick, factor=factor, terms=magnitudes, name=name)
         assert not gradient[:, unused[name]].any(), f"{name} is not 0 where nothing is seen"

@@ -48,6 +48,11 @@ def _one_more_group(match: re.Match[str]) -> str:
     return f"{match.string[:start]}{int(match['value']) + 1}{match.string[end:]}"
 
 
+def _without_release(match: re.Match[str]) -> str:
+    line = match.string
+    return "" if "fence" in line else line.replace("release", "relaxed")
+
+
 _ALL_LANES = "setp.eq.u32 {flag}, 0, 0; mov.b32 {lane}, 0;"
 
 
@@ -138,8 +143,11 @@ FAULTS = (
     Fault("copy-wait", _GUARD + r"cp\.async\.wait_(?:group|all)"),
     Fault("copy-wait-for-older", _GUARD + r"cp\.async\.wait_group\s+" + _VALUE, _one_more_group),
     Fault("elect", r"elect\.sync\s+(?P<lane>[%\w]+)\|(?P<flag>%\w+)", _every_lane),
-    Fault("global-release", _GUARD + r"(?:red|st|atom)\.(?:global\.)?\S*release",
-          lambda match: match.string.replace("release", "relaxed").replace("acq_rel", "relaxed")),
+    Fault("griddepcontrol-wait", _GUARD + r"griddepcontrol\.wait"),
+    Fault(
+        "global-release", _GUARD + r"(?:fence\.acq_rel|(?:red|st|atom)\.(?:global\.)?\S*release)",
+        _without_release,
+    ),
     Fault("global-acquire", _GUARD + r"(?:ld|atom)\.(?:global\.)?\S*acquire",
           lambda match: match.string.replace("acquire", "relaxed")),
 )  # fmt: skip
@@ -157,6 +165,7 @@ class Subject:
     """A longer run, for faults that need many rounds of a pipeline to show."""
     arch: str = "sm_90a"
     hazards: str = "full"
+    faults: tuple[Fault, ...] = field(default=FAULTS, repr=False)
 
 
 class MutantKernel:
@@ -226,17 +235,28 @@ def dissect(subject: Subject) -> Anatomy:
     return Anatomy(launched[0].__ptx__, frozenset(executed))
 
 
+class _Hazard(Exception):
+    """One was reported: the rest of the run has nothing to add."""
+
+
 def noticed(subject: Subject, fault: Fault, sites: list[int]) -> str:
     """How a run with the fault at these sites comes to notice; "" where none does."""
     checks = [subject.check] + ([subject.long_check] if subject.long_check else [])
     options = {"hazards": subject.hazards}
+
+    def stop_at_a_hazard(done: int, ctas: int) -> None:
+        if run.hazards:
+            raise _Hazard
+
     for check, (schedule, seed) in product(checks, RUNS):
         with mutated(subject.kernel, lambda ptx: fault.seed(ptx, sites)):
             try:
                 with hopperflash.emulate(
-                    subject.arch, schedule=schedule, seed=seed, **options
+                    subject.arch, schedule=schedule, seed=seed, progress=stop_at_a_hazard, **options
                 ) as run:
                     check()
+            except _Hazard:
+                return run.hazards[0]
             except EmulationError as error:
                 return f"{type(error).__name__}: {str(error).splitlines()[0]}"
             except AssertionError:

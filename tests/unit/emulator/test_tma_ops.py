@@ -225,6 +225,21 @@ def test_bulk_reductions(op: str, dtype: Any, schedule: str) -> None:
     assert outcome.hazards == [] and outcome.counters.tma_reduce_bytes == 256
 
 
+@pytest.mark.parametrize(("operation", "times"), [(".add.f32", 32), ("", 1)])
+def test_a_whole_warp_reduces_by_every_lane_but_stores_once(operation: str, times: int) -> None:
+    target, update = (RNG.integers(0, 60, 64).astype(np.float32) for _ in range(2))
+    expected = update * times + (target if operation else 0)
+    opcode = "cp.reduce.async.bulk" if operation else "cp.async.bulk"
+    body = f"""
+        {fill(256)}
+        {opcode}.global.shared::cta.bulk_group{operation} [%d0], [%r3+1024], 256;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+    """
+    outcome = execute(body, target, np.zeros(1, np.uint8), update)
+    assert np.array_equal(target, expected)
+    assert outcome.counters.tma_stores == times
+
+
 def test_bulk_reduction_of_bf16() -> None:
     def bits(values: np.ndarray) -> np.ndarray:
         return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
