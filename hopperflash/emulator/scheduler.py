@@ -99,6 +99,8 @@ class ClusterScheduler:
                 self._refusals = 0
             ready.append(fragment)
         for fragment in self._order(ready):
+            if fragment not in self.fragments:
+                continue  # merged into one before it, which could not go on all the same
             merged = self._merge(fragment, ready)
             if self._converged(merged):
                 return merged
