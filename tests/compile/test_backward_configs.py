@@ -109,8 +109,8 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
 def test_kernels_around_it_compile_clean(dtype: DType) -> None:
     signature = Signature(dtype, MaskKind.FULL, softcap=False)
     for ref, config in (
-        (PREPROCESS, PreprocessConfig()),
-        (PREPROCESS, PreprocessConfig(zero_dq=False)),
+        (PREPROCESS, PreprocessConfig(tile_m=128)),
+        (PREPROCESS, PreprocessConfig(tile_m=64, zero_dq=False)),
         (POSTPROCESS, PostprocessConfig()),
     ):
         kernel = _clean(KernelSpec(ref, config, signature, "sm_90a"))
