@@ -39,6 +39,12 @@ def wide_cases() -> Iterator[BackwardCase]:
             yield _case("wide", (200, 270), head_dims, window=window, softcap=softcap)
 
 
+def unequal_cases() -> Iterator[BackwardCase]:
+    """A V wider than K, under query heads that share both."""
+    fields: dict[str, Any] = {"window": (100, 30), "heads_q": 4, "heads_k": 2}
+    yield _case("unequal", (130, 200), (64, 128), **fields)
+
+
 def _case(
     name: str, lengths: tuple[int, int], head_dims: tuple[int, int] = (64, 64), **fields: Any
 ) -> BackwardCase:
@@ -52,4 +58,6 @@ def _case(
     )
 
 
-BAND_CASES: tuple[BackwardCase, ...] = tuple(chain(window_cases(), softcap_cases(), wide_cases()))
+BAND_CASES: tuple[BackwardCase, ...] = tuple(
+    chain(window_cases(), softcap_cases(), wide_cases(), unequal_cases())
+)

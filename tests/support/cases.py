@@ -197,6 +197,12 @@ def group_cases() -> Iterator[Case]:
         yield _case("group", (65, 127), heads_q=heads_q, heads_k=heads_k, causal=True)
 
 
+def unequal_cases() -> Iterator[Case]:
+    """A V narrower than K, under query heads that share both."""
+    heads: dict[str, Any] = {"heads_q": 4, "heads_k": 2}
+    yield Case("unequal", seqlen_q=65, head_dim=128, head_dim_v=64, causal=True, **heads)
+
+
 def batch_cases() -> Iterator[Case]:
     for batch, causal in product((2, 3), (False, True)):
         yield _case("batch", (127, 65), batch=batch, heads_q=2, heads_k=2, causal=causal)
@@ -231,6 +237,7 @@ FORWARD_CASES: tuple[Case, ...] = tuple(
         head_dim_cases(),
         length_cases(),
         group_cases(),
+        unequal_cases(),
         batch_cases(),
         magnitude_cases(),
         constant_cases(),

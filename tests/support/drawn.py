@@ -16,7 +16,7 @@ from torch import Tensor
 import hopperflash
 from hopperflash.plan import tiles
 from hopperflash.problem import GRADIENTS, MaskSpec
-from tests.support.sequences import Attended, Rows, check_results
+from tests.support.sequences import Attended, Rows, check_results, poison
 
 # Head dims of Q with K and of V as tiles pad them; the small ones come more often.
 HEAD_DIMS = (*[(64, 64)] * 4, (64, 128), (96, 64), (128, 128), (192, 128), (256, 64), (96, 256))
@@ -233,7 +233,7 @@ def _packing(drawn: Drawn) -> tuple[dict[str, Tensor], list[Rows], tuple[int, in
 
 
 def _operands(drawn: Drawn, rows: list[Rows], totals: tuple[int, int]) -> dict[str, Tensor]:
-    """(rows, heads, head_dim) of each, normal; NaN in rows that do not count."""
+    """(rows, heads, head_dim) of each, normal; poison in rows that do not count."""
     generator = torch.Generator().manual_seed(drawn.seed)
     heads_q, dtype = drawn.heads_k * drawn.variant.group, drawn.variant.dtype
     shapes = {
@@ -250,7 +250,7 @@ def _operands(drawn: Drawn, rows: list[Rows], totals: tuple[int, int]) -> dict[s
         for sequence in rows:
             taken = sequence.k if name in "kv" else sequence.q
             counts[taken.start : taken.stop] = True
-        operand[~counts] = torch.nan
+        poison(operand, ~counts)
     return {**operands, "dlse": torch.randn((heads_q, totals[0]), generator=generator)}
 
 

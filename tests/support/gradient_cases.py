@@ -195,6 +195,12 @@ def group_cases() -> Iterator[BackwardCase]:
         yield _case("group", (129, 70), pair, causal=causal, heads_q=6, heads_k=2)
 
 
+def unequal_cases() -> Iterator[BackwardCase]:
+    """Head dims of K and V that differ either way, under query heads that share both."""
+    for pair, (heads_q, heads_k) in (((128, 64), (4, 2)), ((96, 32), (3, 1)), ((64, 128), (4, 1))):
+        yield _case("unequal", (129, 70), pair, causal=True, heads_q=heads_q, heads_k=heads_k)
+
+
 def batch_cases() -> Iterator[BackwardCase]:
     for causal in (False, True):
         yield _case("batch", (127, 65), batch=2, heads_q=2, heads_k=2, causal=causal, dlse=causal)
@@ -239,6 +245,7 @@ BACKWARD_CASES: tuple[BackwardCase, ...] = tuple(
         length_cases(),
         keyless_cases(),
         group_cases(),
+        unequal_cases(),
         batch_cases(),
         magnitude_cases(),
         constant_cases(),

@@ -1,6 +1,6 @@
 """Named cases of packed sequences, and how to check `flash_attn_varlen_func` on one.
 
-The reference computes each sequence by itself. Rows that nobody may read hold NaN.
+The reference computes each sequence by itself. Rows that nobody may read hold NaN and +Inf.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hopperflash.reference import (
 )
 from tests.support.cases import Inputs, expected, make_inputs
 from tests.support.gradient_cases import BackwardCase, Cotangents, make_cotangents
+from tests.support.sequences import poison
 from tests.support.tolerance import assert_close
 
 
@@ -89,7 +90,7 @@ class Results(NamedTuple):
 
 
 def compute(case: PackedCase, device: str = "cpu") -> Results:
-    """Output and gradients, from operands whose rows of nobody are NaN; on the CPU."""
+    """Output and gradients, from operands whose rows of nobody are poisoned; on the CPU."""
     inputs, cotangents = _poisoned(case)
     operands = tuple(x[0].to(device).requires_grad_() for x in inputs)
     lengths = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in case.lengths.items()}
@@ -113,10 +114,10 @@ def check_packed(case: PackedCase, found: Results) -> None:
 
 def _poisoned(case: PackedCase) -> tuple[Inputs, Cotangents]:
     inputs, (dout, dlse) = make_inputs(case), make_cotangents(case)
-    side_q, side_k = case.side_q, case.side_k
-    for x, side in ((inputs.q, side_q), (inputs.k, side_k), (inputs.v, side_k), (dout, side_q)):
-        x[:, side.nobodys] = math.nan
-    dlse[:, :, side_q.nobodys] = math.nan
+    for x in (inputs.q[0], dout[0], dlse[0].T):
+        poison(x, case.side_q.nobodys)
+    for x in (inputs.k[0], inputs.v[0]):
+        poison(x, case.side_k.nobodys)
     return inputs, Cotangents(dout, dlse)
 
 
@@ -211,6 +212,11 @@ def wide_cases() -> Iterator[PackedCase]:
         yield _case("wide", RAGGED, head_dims, window=(60, 20), softcap=2.0, deterministic=True)
 
 
+def unequal_cases() -> Iterator[PackedCase]:
+    """A V narrower than K, under query heads that share both."""
+    yield _case("unequal", USED, (96, 32), causal=True, heads_q=3)
+
+
 def half_cases() -> Iterator[PackedCase]:
     """The other dtype."""
     yield _case("half", RAGGED, dtype="fp16", window=(60, 20), softcap=2.0, heads_q=3)
@@ -238,5 +244,5 @@ def _case(
 
 
 PACKED_CASES: tuple[PackedCase, ...] = tuple(
-    chain(mask_cases(), used_cases(), group_cases(), wide_cases(), half_cases())
+    chain(mask_cases(), used_cases(), group_cases(), wide_cases(), unequal_cases(), half_cases())
 )

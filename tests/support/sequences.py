@@ -149,6 +149,13 @@ def _terms(attended: Attended, operands: dict[str, Tensor]) -> Results:
     return Results(out, lse, *gradients)
 
 
+def poison(x: Tensor, nobodys: Tensor) -> None:
+    """Fills rows that nobody may read, (rows,) bool, with NaN and +Inf in turn: a maximum passes
+    over the one and keeps the other."""
+    (rows,) = nobodys.nonzero(as_tuple=True)
+    x[rows[::2]], x[rows[1::2]] = torch.nan, torch.inf
+
+
 def dense_rows(batch: int, seqlen_q: int, seqlen_k: int) -> Iterator[Rows]:
     """Batch entries as sequences of (batch * seqlen) rows."""
     for entry in range(batch):
