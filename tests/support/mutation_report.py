@@ -14,7 +14,7 @@ HEAD = """# Mutants of the project's kernels
 
 Written by `python -m tests.support.mutation_report` and checked by `pytest -m slow` in
 `tests/emulated/test_mutants.py`, whose default run breaks each kind of synchronisation everywhere
-at once and at one place.
+at once, and in the forward kernels at one place.
 Every synchronisation instruction that a kernel's check executes (`tests/support/mutants.py`: the
 kinds; `tests/support/mutation_subjects.py`: the checks) is broken, alone and together with all
 others of its kind. "noticed" counts single mutants that end with a hazard, an error or a wrong
