@@ -2,7 +2,10 @@
 
 Each cites its kind by letter and number of the project's list: A masks that hide everything, B the
 meaning of masks, C layouts, F grouped heads, G what lies beyond lengths, H determinism, J torch,
-L padding. Those of sizes (D) and of head dims (E) are in `test_offsets.py` and in the named cases.
+L padding. Sizes (D38 to D42) are in `test_offsets.py`; paddings of head dims and shapes of every
+kind (E46 to E52, E55), the maximum of rows whose first blocks are hidden (H71) and the GPU that
+tensors lie on (I73) in the named cases and `test_devices.py`. Scratch is NaN in every emulated run
+(G64), and memory that is touched before griddepcontrol.wait a hazard (H65).
 """
 
 from __future__ import annotations
@@ -90,6 +93,17 @@ def test_a3_a4_a5_rows_without_keys_are_zero_and_minus_infinity(arch: str) -> No
     assert (found["lse"][:, :, :70] == -math.inf).all()
     assert found["lse"][:, :, 70:].isfinite().all()
     assert all(x.isfinite().all() for x in (found["out"], found["dq"], found["dk"], found["dv"]))
+
+
+@on_every_backend
+def test_a15_several_tiles_without_keys_do_not_hang(arch: str) -> None:
+    """Two heads of 500 queries, of which the first 440 see no key."""
+    q, k, v = qkv(500, 60)
+    with backend(arch):
+        out, lse = hopperflash.flash_attn_func(q, k, v, causal=True, return_lse=True)
+    assert (out[:, :440] == 0).all()
+    assert (lse[:, :, :440] == -math.inf).all()
+    assert lse[:, :, 440:].isfinite().all()
 
 
 @on_every_backend
@@ -181,6 +195,40 @@ def test_c36_output_memory_that_is_shared_by_elements_is_refused() -> None:
     q, k, v = (x.detach() for x in qkv())
     with pytest.raises(InvalidArgument, match="its elements share memory"):
         hopperflash.flash_attn_func(q, k, v, out=q.new_empty(1, 1, 1, 64).expand(q.shape))
+
+
+def test_d43_an_order_of_additions_takes_a_counter_a_query_tile() -> None:
+    """Not a copy of dQ for every tile of keys."""
+    q = torch.empty(1, 16384, 128, 192, dtype=torch.bfloat16, device="meta")
+    v = torch.empty(1, 16384, 128, 128, dtype=torch.bfloat16, device="meta")
+    sizes = [
+        sum(
+            buffer.nbytes
+            for buffer in hopperflash.make_plan(
+                q, q, v, arch="sm_90a", direction="backward", deterministic=deterministic
+            ).workspaces
+        )
+        for deterministic in (False, True)
+    ]
+    assert 0 < sizes[1] - sizes[0] <= 4 * 128 * 16384 // 64
+
+
+@on_every_backend
+def test_e54_results_do_not_depend_on_the_other_sequences(arch: str) -> None:
+    q, k, v = (torch.randn(sum(n), 2, 64).half() for n in ((3, 70), (90, 50), (90, 50)))
+
+    def attended(lengths_q: list[int], lengths_k: list[int], *operands: Tensor) -> Tensor:
+        offsets = [
+            torch.tensor([0, *n], dtype=torch.int32).cumsum(0) for n in (lengths_q, lengths_k)
+        ]
+        with backend(arch):
+            found = hopperflash.flash_attn_varlen_func(*operands, *offsets, 70, 90)
+        assert isinstance(found, Tensor)
+        return found
+
+    together = attended([3, 70], [90, 50], q, k, v)
+    alone = attended([70], [50], q[3:], k[90:], v[90:])
+    assert torch.equal(together[3:], alone)
 
 
 @on_every_backend

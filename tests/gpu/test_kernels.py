@@ -91,3 +91,23 @@ def test_a_warm_call_can_be_captured() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(got, want)
+
+
+def test_a_warm_call_of_packed_sequences_does_not_synchronise() -> None:
+    """Lengths and their bounds are tensors on the GPU, and no value of theirs comes to the host."""
+    q, k, v = (torch.randn(400, 2, 64, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    offsets = torch.tensor([0, 130, 130, 400], device="cuda")
+    longest = offsets.diff().max()
+
+    def step() -> Tensor:
+        out = hopperflash.flash_attn_varlen_func(q, k, v, offsets, offsets, longest, longest)
+        assert isinstance(out, Tensor)
+        out.backward(torch.ones_like(out))
+        return out
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
