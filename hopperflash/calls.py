@@ -116,5 +116,5 @@ def _kind_reasons(name: str, value: object, meta: bool) -> list[str]:
         return list(tensors.max_seqlen_reasons(name, value))
     if name in LENGTHS:
         # Missing ones are refused with the rest that is wrong about lengths.
-        return [] if value is None else list(tensors.lengths_reasons(name, value))
+        return [] if value is None else list(tensors.lengths_reasons(name, value, meta=meta))
     return list(tensors.operand_reasons(name, value, meta=meta))

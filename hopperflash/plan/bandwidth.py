@@ -91,8 +91,8 @@ def _forward(config: ForwardConfig, itemsize: int) -> TileTraffic:
 
 
 def _backward(config: BackwardConfig, itemsize: int) -> TileTraffic:
-    """S^T and dP^T always have keys as rows: whatever is swapped, one of P and dS must cross shared
-    memory, and with queries as rows both would, twice."""
+    """S^T and dP^T always have keys as rows: only dS then crosses shared memory, for dQ. With
+    queries as rows both P and dS would, for dV and dK."""
     c = config
     m, n, d, dv = c.tile_m, c.tile_n, c.head_dim, c.head_dim_v
     in_registers, shares = c.p_operand is POperand.REGISTERS, c.key_shares

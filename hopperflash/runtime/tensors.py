@@ -35,9 +35,9 @@ def operand_reasons(name: str, value: object, *, meta: bool = False) -> Iterator
         yield f"{name} is on {value.device}: give tensors on {' or '.join(devices)}"
 
 
-def lengths_reasons(name: str, value: object) -> Iterator[str]:
+def lengths_reasons(name: str, value: object, *, meta: bool = False) -> Iterator[str]:
     """What keeps a value from holding offsets or lengths of sequences."""
-    not_dense = list(operand_reasons(name, value))
+    not_dense = list(operand_reasons(name, value, meta=meta))
     yield from not_dense
     if not not_dense and isinstance(value, Tensor) and value.dtype not in _INTEGERS:
         yield f"{name} is {value.dtype}: give int32 or int64"

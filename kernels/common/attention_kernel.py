@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from cutlass import Int32
@@ -9,6 +10,7 @@ from cutlass import Int32
 from hopperflash.plan.config import MainConfig
 from hopperflash.problem.problem import Signature
 
+from . import operands
 from .band import Band
 from .dtypes import NUMERIC
 
@@ -19,6 +21,7 @@ class AttentionKernel(Generic[ConfigT]):
     """Base of the forward and backward classes of each architecture."""
 
     kind: ClassVar[str]  # as in the name: "fwd_sm90"
+    fake_operands: ClassVar[Callable[[Signature], tuple[Any, ...]]]
 
     def __init__(self, config: ConfigT, signature: Signature, dependent: bool = False):
         self.config = config
@@ -28,6 +31,11 @@ class AttentionKernel(Generic[ConfigT]):
         self.capped = signature.softcap
         self.packed = signature.packed
         self.name = "_".join(self._name_parts())
+
+    def fake_arguments(self) -> tuple[Any, ...]:
+        """Stand-ins for the arguments of `__call__`: any lengths, rows that can be read 16 bytes at
+        a time."""
+        return (*type(self).fake_operands(self.signature), *operands.scalars())
 
     def _name_parts(self) -> list[str]:
         config, signature = self.config, self.signature

@@ -5,13 +5,18 @@ The memory is reserved, and only the pages that hold an element are ever touched
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from cutlass.cute.typing import SymInt
 from torch import Tensor
 
 import hopperflash
+from hopperflash.problem import GRADIENTS
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("offsets")]
 
@@ -57,6 +62,44 @@ def test_dense_tensors_larger_than_31_bits(arch: str) -> None:
     """Batch entries, rows and heads, each far apart."""
     operands = [torch.randn(3, 3, 3, 8).half() for _ in range(4)]
     compare(arch, operands, (0, 1, 2), hopperflash.flash_attn_func)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_gradients_larger_than_31_bits(arch: str) -> None:
+    """Written in place to memory whose heads are far apart."""
+    q, k, v, dout = (torch.randn(1, 3, 3, 8).half() for _ in range(4))
+    with hopperflash.emulate(arch, hazards="basic"):
+        out, lse = hopperflash.flash_attn_func(q, k, v, return_lse=True)
+        call = (dout, q, k, v, out, lse)
+        wanted = hopperflash.flash_attn_backward(*call)
+        memory = [spread(x, 2) for x in (q, k, v)]
+        hopperflash.flash_attn_backward(*call, **dict(zip(GRADIENTS, memory, strict=True)))
+    for found, want in zip(memory, wanted, strict=True):
+        assert torch.equal(found, want)
+
+
+def test_kernels_take_64_bit_strides() -> None:
+    """Of every tensor, the fp32 sums and statistics among them: no offset is a 32-bit product."""
+    q = torch.empty(2, 300, 4, 64, dtype=torch.float16, device="meta")
+    packed = q[0]
+    offsets = torch.empty(3, dtype=torch.int32, device="meta")
+    lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+    seen = 0
+    for arch, direction in product(("sm_90a", "sm_80"), ("forward", "backward")):
+        options: dict[str, Any] = {"arch": arch, "direction": direction}
+        plans = [
+            hopperflash.make_plan(q, q, q, **options),
+            hopperflash.make_plan(packed, packed, packed, **lengths, **options),
+        ]
+        for spec in {call.spec for plan in plans for call in plan.calls}:
+            kernel_class = getattr(importlib.import_module(spec.ref.module), spec.ref.name)
+            kernel = kernel_class(spec.config, spec.signature, spec.dependent)
+            for argument in kernel.fake_arguments():
+                for stride in getattr(argument, "stride", ()):
+                    if isinstance(stride, SymInt):
+                        seen += 1
+                        assert stride.width == 64, (spec.ref.name, argument)
+    assert seen > 100
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])

@@ -35,10 +35,7 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
     """Gradients of exact attention for fp16 and bf16: dense or packed, GQA."""
 
     kind = "bwd_sm80"
-
-    def fake_arguments(self) -> tuple[Any, ...]:
-        """Stand-ins for the arguments of `__call__`: any lengths, 16-byte aligned rows."""
-        return (*operands.backward_operands(self.signature), *operands.scalars())
+    fake_operands = staticmethod(operands.backward_operands)
 
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes

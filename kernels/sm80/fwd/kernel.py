@@ -54,10 +54,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
     """Exact attention forward for fp16 and bf16: dense or packed, with any grouping."""
 
     kind = "fwd_sm80"
-
-    def fake_arguments(self) -> tuple[Any, ...]:
-        """Stand-ins for the arguments of `__call__`: any lengths, 16-byte aligned rows."""
-        return (*operands.forward_operands(self.signature), *operands.scalars())
+    fake_operands = staticmethod(operands.forward_operands)
 
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes

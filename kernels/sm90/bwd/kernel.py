@@ -75,10 +75,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
     """Gradients of exact attention for fp16 and bf16: any lengths, dense or packed, GQA."""
 
     kind = "bwd_sm90"
-
-    def fake_arguments(self) -> tuple[Any, ...]:
-        """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        return (*operands.backward_operands(self.signature), *operands.scalars())
+    fake_operands = staticmethod(operands.backward_operands)
 
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes

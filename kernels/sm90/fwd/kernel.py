@@ -63,10 +63,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
     """Exact attention forward for fp16 and bf16: dense or packed, GQA by head index."""
 
     kind = "fwd_sm90"
-
-    def fake_arguments(self) -> tuple[Any, ...]:
-        """Stand-ins for the arguments of `__call__`: any lengths, any strides that TMA can read."""
-        return (*operands.forward_operands(self.signature), *operands.scalars())
+    fake_operands = staticmethod(operands.forward_operands)
 
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
