@@ -104,8 +104,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
     )
-    call = calls.accept({"q": q, "k": k, "v": v, **_given(out=out)}, options, backend=backend)
-    out, lse = ops.attention(call.plan, call.tensors)
+    out, lse = ops.attention({"q": q, "k": k, "v": v, **_given(out=out)}, options, backend)
     return (out, lse) if return_lse else out
 
 
@@ -176,8 +175,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
         "max_seqlen_k": max_seqlen_k,
         **_given(seqused_q=seqused_q, seqused_k=seqused_k, out=out),
     }
-    call = calls.accept(given, options, backend=backend)
-    out, lse = map(call.as_given, ops.attention(call.plan, call.tensors))
+    out, lse = ops.attention(given, options, backend)
     return (out, lse) if return_lse else out
 
 
@@ -245,9 +243,7 @@ def flash_attn_backward(  # noqa: PLR0913, PLR0917 - close to FlashAttention-2's
         seqused_q=seqused_q,
         seqused_k=seqused_k,
     )
-    call = calls.accept(given, options, direction="backward", backend=backend)
-    dq, dk, dv = map(call.as_given, ops.gradients(call.plan, call.tensors))
-    return dq, dk, dv
+    return ops.gradients(given, options, backend)
 
 
 def supports(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -52,6 +52,7 @@ def accept(
     options: AttnOptions,
     *,
     direction: Direction = "forward",
+    gradients: Iterable[str] = GRADIENTS,
     arch: str | None = None,
     backend: str | None = None,
 ) -> Call:
@@ -59,6 +60,7 @@ def accept(
 
     `given` are tensors by name: "q", "k" and "v"; memory for "out"; for a backward "dout", "out",
     "lse", "dlse", and memory for "dq", "dk" and "dv". With one of `LENGTHS` they are packed.
+    `gradients` are those a backward is to compute.
     Raises `InvalidArgument` with every reason found.
     """
     meta = arch is not None
@@ -94,7 +96,7 @@ def accept(
             facts["q"], facts["k"], facts["v"], options, length_facts if packed else None
         )
         if direction == "backward":
-            problem = backward_problem(problem, others.items())
+            problem = backward_problem(problem, others.items(), gradients)
         elif "out" in others:
             problem = with_result(problem, "out", others["out"])
     except InvalidArgument as refused:

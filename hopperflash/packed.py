@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from hopperflash.problem import GRADIENTS
 from hopperflash.problem.mask import MaskSpec
 from hopperflash.streaming import streaming_attention, streaming_gradients
 
@@ -25,7 +26,7 @@ def packed_attention(
     softmax_scale: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention within each sequence; differentiable once, as `streaming_attention`.
+    """Attention within each sequence; `packed_gradients` has its gradients, autograd has not.
 
     Args:
         q: (1, total_q, heads_q, head_dim).
@@ -63,13 +64,14 @@ def packed_gradients(
     *,
     softmax_scale: float,
     softcap: float = 0.0,
+    gradients: Sequence[str] = GRADIENTS,
 ) -> dict[str, Tensor]:
     """ "dq", "dk" and "dv" of `packed_attention` from its results; `streaming_gradients` has names.
 
     Rows that belong to no sequence have gradients of 0.
     """
     q, k = operands["q"], operands["k"]
-    found = {f"d{name}": torch.zeros_like(operands[name]) for name in ("q", "k", "v")}
+    found = {name: torch.zeros_like(operands[name[1:]]) for name in gradients}
     queries, keys = (_rows(lengths, side, x.shape[1]) for side, x in (("q", q), ("k", k)))
     for rows_q, rows_k in zip(queries, keys, strict=True):
         sequence = {
@@ -78,10 +80,10 @@ def packed_gradients(
             else x[:, rows_q if name in _ROWS_OF_QUERIES else rows_k]
             for name, x in operands.items()
         }
-        gradients = streaming_gradients(
-            sequence, mask, softmax_scale=softmax_scale, softcap=softcap
+        of_sequence = streaming_gradients(
+            sequence, mask, softmax_scale=softmax_scale, softcap=softcap, gradients=gradients
         )
-        for name, gradient in gradients.items():
+        for name, gradient in of_sequence.items():
             found[name][:, rows_q if name == "dq" else rows_k] = gradient
     return found
 

@@ -16,14 +16,13 @@ along the rows: that sums dK and dV over the group inside the matrix product.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from hopperflash.problem import GRADIENTS
 from hopperflash.problem.mask import MaskSpec
 from hopperflash.reference import hidden_pairs
 
@@ -40,7 +39,7 @@ def streaming_attention(
     softmax_scale: float,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over tiles of keys; differentiable once in q, k, v, through both results.
+    """Attention over tiles of keys; `streaming_gradients` has its gradients, autograd has not.
 
     Computes in fp32 (fp64 for fp64 inputs). Tiles without visible pairs are skipped, and hidden
     pairs contribute nothing even where the operands hold NaN or Inf.
@@ -55,32 +54,34 @@ def streaming_attention(
         (batch, heads_q, seqlen_q) in the dtype of the computation. A row that sees no key has
         output 0, LSE -inf and zero gradients.
     """
-    out, lse = _StreamingAttention.apply(  # type: ignore[no-untyped-call]
-        q, k, v, mask, softmax_scale, softcap
-    )
-    return out, lse
+    tiling = _Tiling.of(q, k, mask, softmax_scale, softcap)
+    with torch.autocast(q.device.type, enabled=False):
+        return _forward(q, k, v, tiling)
 
 
 def streaming_gradients(
-    operands: Mapping[str, Tensor], mask: MaskSpec, *, softmax_scale: float, softcap: float = 0.0
+    operands: Mapping[str, Tensor],
+    mask: MaskSpec,
+    *,
+    softmax_scale: float,
+    softcap: float = 0.0,
+    gradients: Sequence[str] = GRADIENTS,
 ) -> dict[str, Tensor]:
     """The gradients of `streaming_attention` from its results, which may be those of more keys.
 
     Args:
         operands: "q", "k", "v", "out", "lse" and "dout", and "dlse" where the LSE is used.
+        gradients: which of "dq", "dk" and "dv".
 
     Returns:
-        "dq", "dk" and "dv" in the dtypes of q, k and v.
+        Those, in the dtypes of q, k and v.
     """
     q, k, v, out, lse, dout = (operands[n] for n in ("q", "k", "v", "out", "lse", "dout"))
     tiling = _Tiling.of(q, k, mask, softmax_scale, softcap)
-    dlse = operands.get("dlse")
-    gradients = _backward((q, k, v, out, lse), dout, dlse, tiling, needed=(True, True, True))
-    return {
-        name: gradient
-        for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True)
-        if gradient is not None
-    }
+    dlse, needed = operands.get("dlse"), [name in gradients for name in GRADIENTS]
+    with torch.autocast(q.device.type, enabled=False):
+        found = _backward((q, k, v, out, lse), dout, dlse, tiling, needed=needed)
+    return {name: x for name, x in zip(GRADIENTS, found, strict=True) if x is not None}
 
 
 @dataclass(frozen=True)
@@ -143,32 +144,6 @@ class _Tiling:
         return scores
 
 
-class _StreamingAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, mask: MaskSpec, softmax_scale: float, softcap: float
-    ) -> tuple[Tensor, Tensor]:
-        tiling = _Tiling.of(q, k, mask, softmax_scale, softcap)
-        with torch.autocast(q.device.type, enabled=False):
-            return _forward(q, k, v, tiling)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, *options = inputs
-        ctx.save_for_backward(q, k, v, *output)
-        ctx.tiling = _Tiling.of(q, k, *options)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            grads = _backward(
-                ctx.saved_tensors, dout, dlse, ctx.tiling, needed=ctx.needs_input_grad[:3]
-            )
-        return (*grads, None, None, None)
-
-
 def _forward(q: Tensor, k: Tensor, v: Tensor, tiling: _Tiling) -> tuple[Tensor, Tensor]:
     batch, seqlen_q, heads_q, _ = q.shape
     compute_dtype = _compute_dtype(q)
@@ -212,14 +187,13 @@ def _forward_rows(
 
 def _backward(
     saved: tuple[Tensor, ...],
-    dout: Tensor | None,
+    dout: Tensor,
     dlse: Tensor | None,
     tiling: _Tiling,
-    needed: tuple[bool, bool, bool],
+    needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     q, k, v, out, lse = saved
     compute_dtype = _compute_dtype(q)
-    dout = torch.zeros_like(out) if dout is None else dout
     queries, douts = (_by_key_head(x, tiling.group, compute_dtype) for x in (q, dout))
     queries.mul_(tiling.softmax_scale)
     keys, values = (_by_key_head(x, 1, compute_dtype)[:, 0] for x in (k, v))

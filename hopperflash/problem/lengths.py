@@ -34,7 +34,7 @@ def packed_lengths(
     sequences = counts[CU_SEQLENS[0]]
     if min(counts.values()) < 0:
         reasons.append("cu_seqlens_q and cu_seqlens_k hold one offset more than sequences: not 0")
-    elif len(set(counts.values())) > 1:
+    elif any(count != sequences for count in counts.values()):
         found = ", ".join(f"{name} {count}" for name, count in counts.items())
         reasons.append(f"numbers of sequences differ ({found}): give one number")
     return sequences, reasons

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -154,7 +155,8 @@ def _shape_reasons(q: OperandFacts, k: OperandFacts, v: OperandFacts) -> list[st
     }
     batches = {name: shape[0] for name, shape in well_ranked.items()}
     reasons = []
-    if len(set(batches.values())) > 1:
+    # Sizes may be symbols, which have no hash.
+    if any(size != other for size, other in pairwise(batches.values())):
         reasons.append(f"batch sizes of {', '.join(batches)} differ: {tuple(batches.values())}")
     if "k" in well_ranked and "v" in well_ranked:
         reasons += _key_value_reasons(well_ranked["k"], well_ranked["v"])

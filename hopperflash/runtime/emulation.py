@@ -51,6 +51,16 @@ def session_of(device: torch.device) -> EmulationSession | None:
 
 
 @contextmanager
+def resumed(session: EmulationSession | None) -> Iterator[None]:
+    """Inside, CPU tensors execute in a session that began elsewhere, or in none."""
+    token = _SESSION.set(session)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+
+
+@contextmanager
 def emulate(
     arch: str = "sm_90a",
     *,
@@ -93,8 +103,5 @@ def emulate(
     if reasons or spec is None:
         raise InvalidArgument("cannot emulate:", reasons)
     session = EmulationSession(spec, schedule, seed, hazards, progress)
-    token = _SESSION.set(session)
-    try:
+    with resumed(session):
         yield session.run
-    finally:
-        _SESSION.reset(token)

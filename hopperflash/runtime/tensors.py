@@ -112,7 +112,7 @@ def _addresses(tensor: Tensor) -> tuple[int, int]:
 def concrete(tensor: Tensor) -> Tensor:
     """The tensor with values as they lie in memory; inside torch.autocast, fp32 in its dtype."""
     # Kernels read memory as it lies, so a lazily negated view is made real.
-    tensor = tensor.resolve_neg()
+    tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
     device_type = tensor.device.type
     if tensor.dtype is not torch.float32 or tensor.is_meta:
         return tensor

@@ -1,0 +1,117 @@
+"""The arguments of a public function to an operator, or to the refusal of what none could take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hopperflash.calls import INPUTS, MAX_SEQLENS, accept
+from hopperflash.ops.schema import UNBOUNDED, Options, operator_of
+from hopperflash.ops.sharding import register_if_distributed
+from hopperflash.problem import GRADIENTS, AttnOptions, Direction
+from hopperflash.problem.lengths import LENGTHS
+
+
+def attention(
+    given: Mapping[str, Any], options: AttnOptions, backend: str | None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of arguments by name: q, k, v, lengths of packed sequences, memory for "out"."""
+    scalars = _options(given, options, backend, "forward")
+    packed = "cu_seqlens_q" in given
+    if "out" in given:
+        lse = operator_of("forward", packed=packed, into=True)(given, scalars)
+        return given["out"], lse
+    out, lse = operator_of("forward", packed=packed)(given, scalars)
+    return out, lse
+
+
+def gradients(
+    given: Mapping[str, Any], options: AttnOptions, backend: str | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) of arguments by name, written to memory of those names where it is given."""
+    scalars = _options(given, options, backend, "backward")
+    packed = "cu_seqlens_q" in given
+    if any(name in given for name in GRADIENTS):
+        memory = {
+            name: given[name]
+            if name in given
+            else torch.empty_like(given[source], memory_format=torch.contiguous_format)
+            for name, source in zip(GRADIENTS, INPUTS, strict=True)
+        }
+        operator_of("backward", packed=packed, into=True)({**given, **memory}, scalars)
+        return memory["dq"], memory["dk"], memory["dv"]
+    dq, dk, dv = operator_of("backward", packed=packed)(given, scalars)
+    return dq, dk, dv
+
+
+def _options(
+    given: Mapping[str, Any], options: AttnOptions, backend: str | None, direction: Direction
+) -> Options:
+    """Options as operators take them.
+
+    Schemas have no place for what no backend computes, and say little about what they do not take:
+    what does not fit them is refused here, with every reason.
+    """
+    if _fits(given, options, backend, direction):
+        register_if_distributed(given["q"])
+        left, right = options.window_size
+        return Options(
+            softmax_scale=options.softmax_scale,
+            causal=options.causal,
+            window_left=UNBOUNDED if left is None else left,
+            window_right=UNBOUNDED if right is None else right,
+            softcap=options.softcap,
+            deterministic=options.deterministic,
+            backend=backend,
+        )
+    call = accept(given, options, direction=direction, backend=backend)
+    return Options.of(call.plan.problem, backend)
+
+
+def _fits(
+    given: Mapping[str, Any], options: AttnOptions, backend: str | None, direction: Direction
+) -> bool:
+    """Whether a schema has a place for everything; values are checked by the operator."""
+    window, memory = options.window_size, ("out",) if direction == "forward" else GRADIENTS
+    tensors = {name: x for name, x in given.items() if name not in MAX_SEQLENS}
+    return (
+        not (options.dropout_p or options.alibi or options.return_attn_probs)
+        and isinstance(options.dropout_p, float | int)
+        and (options.softmax_scale is None or isinstance(options.softmax_scale, float))
+        and isinstance(options.softcap, float)
+        and isinstance(options.causal, bool)
+        and isinstance(options.deterministic, bool)
+        and (backend is None or isinstance(backend, str))
+        and isinstance(window, tuple | list)
+        and len(window) == 2
+        and all(bound is None or isinstance(bound, int) for bound in window)
+        and ("cu_seqlens_q" in given) == ("cu_seqlens_k" in given)
+        and ("cu_seqlens_q" in given or not any(name in given for name in LENGTHS))
+        and all(_is_max_seqlen(given[name]) for name in MAX_SEQLENS if name in given)
+        and all(map(_is_dense, tensors.values()))
+        and len({x.device for x in tensors.values()}) == 1
+        and not any(_is_negated(given[name]) for name in memory if name in given)
+    )
+
+
+def _is_dense(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type in ("cpu", "cuda", "meta")
+    )
+
+
+def _is_negated(memory: Tensor) -> bool:
+    """Whether values written to it would be read with the other sign; tracing cannot ask that."""
+    return not torch.compiler.is_compiling() and memory.is_neg()
+
+
+def _is_max_seqlen(value: Any) -> bool:
+    """Nothing looks at it, so that anything else is refused."""
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and value.dtype in (torch.int32, torch.int64)
+    return isinstance(value, int) and value >= 0
