@@ -10,6 +10,7 @@ from rich.table import Table
 from hopperflash import plan
 from hopperflash.analysis.traffic import Traffic
 from hopperflash.cli.demonstration import Demonstration, Part
+from hopperflash.cli.output import table
 
 TRAFFIC_FORMULAS = {
     "forward": "materialised: Q + K + V + O + 2 S + 2 P, S and P of all pairs in the input dtype",
@@ -69,9 +70,9 @@ def _part_data(part: Part) -> dict[str, Any]:
 
 
 def _errors(shown: Demonstration) -> Table:
-    table = _table("against fp64", "max error", "allowed", "rms error", "allowed", "")
+    found = table("against fp64", "max error", "allowed", "rms error", "allowed", "")
     for name, deviation in shown.deviations.items():
-        table.add_row(
+        found.add_row(
             name,
             f"{deviation.max_error:.2e}",
             f"{deviation.max_bound:.2e}",
@@ -79,26 +80,18 @@ def _errors(shown: Demonstration) -> Table:
             f"{deviation.rms_bound:.2e}",
             "inside" if deviation.ok else "OUTSIDE",
         )
-    return table
+    return found
 
 
 def _traffic(direction: str, counted: Traffic, materialized: Traffic) -> Table:
-    table = _table(f"{direction} bytes", "here", "materialised", "ratio")
+    found = table(f"{direction} bytes", "here", "materialised", "ratio")
     for name, here, there in (
         ("loaded", counted.loaded, materialized.loaded),
         ("stored", counted.stored, materialized.stored),
         ("total", counted.total, materialized.total),
     ):
-        table.add_row(name, f"{here:,}", f"{there:,}", f"{here / there:.2f}")
-    return table
-
-
-def _table(label: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    table.add_column(label)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+        found.add_row(name, f"{here:,}", f"{there:,}", f"{here / there:.2f}")
+    return found
 
 
 def _facts(shown: Demonstration) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from hopperflash.cli.demo import demo
 from hopperflash.cli.doctor import doctor
 from hopperflash.cli.emulate import emulate
 from hopperflash.cli.explain import explain
+from hopperflash.cli.io import io
 
 app = typer.Typer(
     help="Exact attention for NVIDIA Hopper, executable on any CPU.",
@@ -20,4 +21,5 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(emulate)
 app.command()(explain)
+app.command()(io)
 app.add_typer(cache.app, name="cache")

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
 
 from hopperflash.errors import HopperflashError
 
@@ -36,6 +37,15 @@ def exit_on_refusal() -> Iterator[None]:
     except HopperflashError as refused:
         stderr().print(str(refused), markup=False)
         raise typer.Exit(REFUSED) from None
+
+
+def table(label: str, *columns: str) -> Table:
+    """Numbers by column, under their names."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    found.add_column(label)
+    for column in columns:
+        found.add_column(column, justify="right")
+    return found
 
 
 def print_json(value: Any) -> None:

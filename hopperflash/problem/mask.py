@@ -79,6 +79,15 @@ class MaskSpec:
         end = seqlen_k if self.right is None else min(seqlen_k, diagonal + self.right + 1)
         return begin, max(begin, end)
 
+    def rows_with_keys(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Number of queries that see a key."""
+        if seqlen_k == 0:
+            return 0
+        shift = seqlen_k - seqlen_q
+        first = 0 if self.right is None else max(0, -shift - self.right)
+        last = seqlen_q if self.left is None else min(seqlen_q, seqlen_k - shift + self.left)
+        return max(0, last - first)
+
     def visible_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
         """Number of (query, key) pairs that are computed, in closed form."""
         offset = seqlen_k - seqlen_q

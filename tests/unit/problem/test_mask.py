@@ -23,14 +23,16 @@ def seen(mask: MaskSpec, i: int, j: int, sq: int, sk: int) -> bool:
 @given(bounds, bounds, lengths, lengths)
 def test_visibility_is_the_definition(left, right, sq, sk):
     mask = MaskSpec(left, right)
-    pairs = 0
+    pairs = rows = 0
     for i in range(sq):
         expected = [j for j in range(sk) if seen(mask, i, j, sq, sk)]
         begin, end = mask.visible_range(i, sq, sk)
         assert list(range(begin, end)) == expected
         assert [j for j in range(sk) if mask.visible(i, j, sq, sk)] == expected
         pairs += len(expected)
+        rows += bool(expected)
     assert mask.visible_pairs(sq, sk) == pairs
+    assert mask.rows_with_keys(sq, sk) == rows
 
 
 def test_visible_pairs_is_closed_form():
