@@ -158,9 +158,7 @@ class CudaRuntime:
         error, self._error = self._error, None
         return error
 
-    def _guarded(
-        self, name: str, method: Callable[..., int], argument_types: Sequence[Any]
-    ) -> Any:
+    def _guarded(self, name: str, method: Callable[..., int], argument_types: Sequence[Any]) -> Any:
         def callback(*arguments: Any) -> int:
             self.calls[name.lstrip("_")] += 1
             if self._error is not None:
