@@ -80,7 +80,8 @@ def _show_cuda(found: Diagnosis, line: Line) -> None:
     libraries = ", ".join(map(str, cuda.installed)) or "none"
     line("compiler's CUDA", f"{cuda.compiler or 'none'}, of {libraries} installed")
     for finding in cuda.findings:
-        line("CUDA does not fit" if finding.breaks else "CUDA advice", finding.text)
+        breaks = finding.breaks == "compiler" or (finding.breaks and found.gpus)
+        line("CUDA does not fit" if breaks else "CUDA advice", finding.text)
         if finding.mend:
             line("", finding.mend)
     line("GPUs", str(len(found.gpus)) if found.gpus else "none: kernels run in the emulator")

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, get_args
 
 from hopperflash import plan
-from hopperflash.errors import HopperflashError
+from hopperflash.errors import CompileError, HopperflashError
 from hopperflash.problem import AttnOptions, AttnProblem, Direction, OperandFacts, build_problem
 
 TARGET = "sm_90a"
@@ -36,6 +36,8 @@ def compiler(tried: bool) -> Ability:
         return Ability(name, None, "left out")
     try:
         return Ability(name, True, _compile_and_emulate())
+    except CompileError as broken:
+        return Ability(name, False, f"{broken.headline} {broken.reasons[0]}")
     except Exception as broken:
         return Ability(name, False, f"{type(broken).__name__}: {broken}")
 

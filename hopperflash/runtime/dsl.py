@@ -44,12 +44,12 @@ def dsl_runtime() -> DslRuntime:
 
 
 def installed_libraries() -> dict[int, Path]:
-    """The compiler's runtime libraries by CUDA generation."""
+    """The compiler's runtime libraries by CUDA generation: those beside it, which it looks for."""
     spec = importlib.util.find_spec("nvidia_cutlass_dsl")
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     return {
         int(path.parent.parent.name.removeprefix("cu")): path
-        for root in roots
+        for root in [root for root in roots if (root / "dsl_packages").is_dir()][:1]
         for path in root.glob(f"cu[0-9]*/lib/{_LIBRARY}")
     }
 

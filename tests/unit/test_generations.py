@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,12 +99,14 @@ def test_without_the_compiler_all_of_it_is_installed():
 
 @pytest.fixture
 def libraries(monkeypatch, tmp_path):
-    """Both generations, found as the compiler's are, under drivers that the test names."""
-    for generation in (12, 13):
-        path = tmp_path / f"cu{generation}" / "lib" / "libcute_dsl_runtime.so"
+    """Both generations beside the compiler, and another of an installation behind it."""
+    roots = [tmp_path / name for name in ("no compiler", "compiler", "behind")]
+    for root, generation in ((1, 12), (1, 13), (2, 14)):
+        path = roots[root] / f"cu{generation}" / "lib" / "libcute_dsl_runtime.so"
         path.parent.mkdir(parents=True)
         path.touch()
-    spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
+        (roots[root] / "dsl_packages").mkdir(exist_ok=True)
+    spec = SimpleNamespace(submodule_search_locations=list(map(str, roots)))
     monkeypatch.setattr(dsl.importlib.util, "find_spec", lambda name: spec)
     dsl.dsl_runtime.cache_clear()
     yield tmp_path
