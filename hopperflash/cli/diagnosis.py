@@ -217,19 +217,18 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 def _cache() -> CacheState:
     from hopperflash.runtime.cache import own_store, seed_store, size_limit, trust
 
-    store, seed, trouble = own_store(), seed_store(), []
+    store, seed, wanted = own_store(), seed_store(), env.cache_seed()
     entries = store.entries()
+    trouble = [store.distrust() or trust.unwritable(store.folder)]
+    if seed is not None:
+        trouble.append(seed.distrust())
+    elif wanted is not None:
+        trouble.append(f"{wanted} is no folder: {env.CACHE_SEED} names it")
     enabled, limit = True, 0
     try:
         enabled, limit = env.cache_enabled(), size_limit()
     except InvalidArgument as refused:
         trouble.append(refused.headline)
-    unwritable = trust.unwritable(store.folder)
-    if unwritable is not None:
-        trouble.append(unwritable)
-    wanted = env.cache_seed()
-    if wanted is not None and seed is None:
-        trouble.append(f"{wanted} is no folder: {env.CACHE_SEED} names it")
     return CacheState(
         enabled=enabled,
         folder=str(store.folder),
@@ -238,5 +237,5 @@ def _cache() -> CacheState:
         limit_bytes=limit,
         seed=str(wanted) if wanted else None,
         seed_entries=len(seed.entries()) if seed is not None else 0,
-        trouble=tuple(trouble),
+        trouble=tuple(reason for reason in trouble if reason),
     )

@@ -19,11 +19,7 @@ def distrust(facts: os.stat_result, owners: frozenset[int]) -> str | None:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why nothing can be kept in a folder, which need not exist yet; None where that works."""
-    if folder.exists():
-        reason = distrust(folder.stat(), own())
-        if reason is not None:
-            return f"{folder} is not trusted: {reason}"
+    """Why nothing can be written to a folder, which need not exist yet; None where that works."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
         return f"{place} is no folder"

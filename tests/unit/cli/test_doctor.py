@@ -204,6 +204,17 @@ def test_the_cache_and_the_variables(monkeypatch, tmp_path):
     assert (cache["folder"], cache["entries"], cache["bytes"]) == (str(folder), 0, 0)
     assert cache["limit_bytes"] == 7 << 20
     assert len(cache["trouble"]) == 1
+    seed = tmp_path / "seed"
+    seed.mkdir()
+    seed.chmod(0o770)
+    monkeypatch.setenv("HOPPERFLASH_CACHE_SEED", str(seed))
+    monkeypatch.setenv("HOPPERFLASH_CACHE_DIR", str(tmp_path / "a file" / "folder"))
+    (tmp_path / "a file").touch()
+    cache = json.loads(doctor("--quick", "--json").stdout)["cache"]
+    assert cache["trouble"] == [
+        f"{tmp_path / 'a file'} is no folder",
+        f"{seed} is not trusted: its mode drwxrwx--- lets others write to it",
+    ]
 
 
 def test_requirements_that_are_not_met(monkeypatch):
