@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hopperflash import plan
 from hopperflash.errors import InvalidArgument
 from hopperflash.plan import ArchSpec, LaunchPlan, make_plan
 from hopperflash.problem import (
@@ -15,9 +16,8 @@ from hopperflash.problem import (
     AttnOptions,
     AttnProblem,
     Direction,
-    backward_problem,
-    build_problem,
-    with_result,
+    build_call,
+    option_reasons,
 )
 from hopperflash.problem.lengths import LENGTHS
 from hopperflash.runtime import device, preference, tensors
@@ -64,7 +64,11 @@ def accept(
     Raises `InvalidArgument` with every reason found.
     """
     meta = arch is not None
-    tensors.refuse([reason for item in given.items() for reason in _kind_reasons(*item, meta)])
+    asked = plan.request_reasons(direction, backend, arch)
+    kinds = [reason for item in given.items() for reason in _kind_reasons(*item, meta)]
+    if kinds:
+        others = [*option_reasons(options), *plan.unimplemented(options), *asked]
+        raise InvalidArgument(HEADLINE, [*kinds, *others])
     found = {name: x for name, x in given.items() if isinstance(x, Tensor)}
     raw_lengths = {name: x for name, x in found.items() if name in LENGTHS}
     packed = any(name in given for name in LENGTHS)
@@ -79,30 +83,22 @@ def accept(
         *tensors.value_reasons(raw_lengths, totals),
         *tensors.result_reasons(results, operands),
         *(f"{name} belongs to a backward" for name in _strangers(operands, direction)),
+        *asked,
     ]
     operands |= {name: tensors.concrete(operands[name]) for name in INPUTS}
     lengths = tensors.int32(raw_lengths)
-    facts = {name: tensors.facts(x) for name, x in (*operands.items(), *results.items())}
+    rows = {name: tensors.facts(operands[name]) for name in INPUTS}
     if packed:
         operands, results = ({n: x[None] for n, x in some.items()} for some in (operands, results))
-    others = {
-        name: tensors.facts(x)
-        for name, x in (*operands.items(), *results.items())
-        if name not in INPUTS
-    }
+    facts = {name: tensors.facts(x) for name, x in (*operands.items(), *results.items())} | rows
+    length_facts = {name: tensors.facts(x) for name, x in lengths.items()} if packed else None
     try:
-        length_facts = {name: tensors.facts(x) for name, x in lengths.items()}
-        problem = build_problem(
-            facts["q"], facts["k"], facts["v"], options, length_facts if packed else None
-        )
-        if direction == "backward":
-            problem = backward_problem(problem, others.items(), gradients)
-        elif "out" in others:
-            problem = with_result(problem, "out", others["out"])
+        problem = build_call(facts, options, length_facts, direction, gradients)
     except InvalidArgument as refused:
-        raise InvalidArgument(refused.headline, [*refused.reasons, *reasons]) from None
+        more = [*reasons, *plan.unimplemented(options)]
+        raise InvalidArgument(refused.headline, [*refused.reasons, *more]) from None
     if reasons:
-        raise InvalidArgument(HEADLINE, reasons)
+        raise InvalidArgument(HEADLINE, [*reasons, *plan.unimplemented(options)])
     backend = backend or preference.preferred()
     target = device.target_arch(operands["q"].device, arch, backend)
     return Call(problem, target, direction, backend, {**operands, **results, **lengths})

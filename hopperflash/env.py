@@ -64,6 +64,17 @@ def log_level() -> str | None:
     return text.upper() or None
 
 
+def relevant() -> dict[str, str]:
+    """The variables that are set of this package, of the compiler, of TVM-FFI and of CUDA."""
+    prefixes = ("HOPPERFLASH_", "CUTE_DSL_", "TVM_FFI_", "CUDA_")
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
+
+
+def unknown() -> list[str]:
+    """Variables that are spelt like this package's and that nothing reads."""
+    return [name for name in relevant() if name.startswith("HOPPERFLASH") and name not in VARIABLES]
+
+
 def compiler_settings() -> tuple[tuple[str, str], ...]:
     """Names and values of the variables that change what the compiler generates."""
     return tuple((name, os.environ[name]) for name in _COMPILER if os.environ.get(name))

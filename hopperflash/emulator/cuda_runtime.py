@@ -5,6 +5,7 @@ Kernel launches become `KernelLaunch` records handed to a callable at the moment
 
 import ctypes
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,12 +134,14 @@ class CudaRuntime:
 
     def __init__(self, kernels: Mapping[str, KernelSignature], device: DeviceFacts) -> None:
         self.on_launch: Callable[[KernelLaunch], None] | None = None
+        self.calls: Counter[str] = Counter()
+        """How often each symbol was called, by its name in CUDA."""
         self._kernels = kernels
         self._device = device
         self._handles: list[str] = []
         self._error: BaseException | None = None
         self.callbacks: dict[str, Any] = {
-            name: self._guarded(getattr(self, "_" + name.lstrip("_")), argument_types)
+            name: self._guarded(name, getattr(self, "_" + name.lstrip("_")), argument_types)
             for name, argument_types in _PROTOTYPES.items()
         }
 
@@ -148,15 +151,16 @@ class CudaRuntime:
         def refused() -> int:
             raise EmulationError(f"host code calls {name.lstrip('_')}, which is not emulated")
 
-        return self._guarded(refused, ())
+        return self._guarded(name, refused, ())
 
     def take_error(self) -> BaseException | None:
         """The exception a callback met since the last call, if any."""
         error, self._error = self._error, None
         return error
 
-    def _guarded(self, method: Callable[..., int], argument_types: Sequence[Any]) -> Any:
+    def _guarded(self, name: str, method: Callable[..., int], argument_types: Sequence[Any]) -> Any:
         def callback(*arguments: Any) -> int:
+            self.calls[name.lstrip("_")] += 1
             if self._error is not None:
                 return _ERROR_LAUNCH_FAILURE
             try:

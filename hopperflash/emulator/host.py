@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
@@ -64,13 +65,19 @@ class HostProgram:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         on_launch: Callable[[KernelLaunch], None],
+        calls: Counter[str] | None = None,
     ) -> Any:
-        """Calls the host function; `on_launch` runs inside it, once per kernel launch.
+        """Calls the host function; `on_launch` runs inside it, once per kernel launch, and `calls`
+        counts what it calls of the CUDA runtime.
 
         An exception from `on_launch` stops the host function and comes out here.
         """
         with self._lock:
             self._runtime.on_launch = on_launch
+            calls = Counter() if calls is None else calls
+            # Those made before the first run are its own: plain functions load their kernels then.
+            calls.update(self._runtime.calls)
+            self._runtime.calls = calls
             try:
                 result = self._call(args, kwargs)
             except Exception:
@@ -80,6 +87,7 @@ class HostProgram:
                 raise
             finally:
                 self._runtime.on_launch = None
+                self._runtime.calls = Counter()
             error = self._runtime.take_error()
             if error is not None:
                 raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -51,6 +52,8 @@ class EmulationRun:
     """Totals over all launches; see `Counters` for the names."""
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     """The same for each kernel by its name."""
+    host_calls: Counter[str] = field(default_factory=Counter)
+    """How often host code called each function of the CUDA runtime."""
     hazards: list[str] = field(default_factory=list)
     """Races and missing fences that were observed; empty where clean."""
     previous: PreviousGrids = field(default_factory=PreviousGrids, repr=False)
@@ -123,7 +126,7 @@ def launch(
     # The matrix products are small: with several BLAS threads on a busy machine they run 7 times
     # slower, waiting for one another.
     with threadpool_limits(limits=1, user_api="blas"):
-        program.host.run(args, kwargs, on_launch)
+        program.host.run(args, kwargs, on_launch, record.host_calls)
     return record
 
 

@@ -100,6 +100,7 @@ def _fits(
 def _is_dense(value: Any) -> bool:
     return (
         isinstance(value, Tensor)
+        and not value.is_nested
         and value.layout is torch.strided
         and value.device.type in ("cpu", "cuda", "meta")
     )

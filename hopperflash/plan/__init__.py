@@ -1,7 +1,7 @@
 """How it is to be computed: kernels, tiles and launches as data, free of torch and cutlass."""
 
 from hopperflash.plan.arch import ARCHS, ArchSpec, arch_of, arch_of_capability
-from hopperflash.plan.backends import checked_name
+from hopperflash.plan.backends import checked_name, unimplemented
 from hopperflash.plan.config import (
     BackwardConfig,
     BackwardConfigSm80,
@@ -22,7 +22,7 @@ from hopperflash.plan.launch_plan import (
     KernelSpec,
     LaunchPlan,
 )
-from hopperflash.plan.planner import make_plan, supports
+from hopperflash.plan.planner import make_plan, request_reasons, supports
 from hopperflash.plan.support import Support
 
 __all__ = [
@@ -49,5 +49,7 @@ __all__ = [
     "checked_name",
     "explain",
     "make_plan",
+    "request_reasons",
     "supports",
+    "unimplemented",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from hopperflash.errors import InvalidArgument
@@ -13,7 +14,7 @@ from hopperflash.plan.launch_plan import Copy, Steps
 from hopperflash.plan.sm80 import SM80
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.support import Support
-from hopperflash.problem import GRADIENTS, AttnProblem, Direction
+from hopperflash.problem import GRADIENTS, AttnOptions, AttnProblem, Direction
 
 Asked = Callable[[AttnProblem, ArchSpec, Direction], Support]
 
@@ -28,14 +29,17 @@ class Backend:
     steps: Callable[[AttnProblem, ArchSpec, Direction], Steps]
 
 
-def unimplemented(problem: AttnProblem) -> list[str]:
-    """Options of the public signature that no backend honours, each with its reason."""
+def unimplemented(asked: AttnProblem | AttnOptions) -> list[str]:
+    """Options of the public signature that no backend honours, each with its reason.
+
+    Those that a caller gave may be of any kind; what is no probability is refused as that.
+    """
     reasons = []
-    if problem.dropout_p > 0.0:
-        reasons.append(f"dropout_p {problem.dropout_p}: dropout is not implemented; give 0")
-    if problem.alibi:
+    if isinstance(asked.dropout_p, Real) and 0.0 < asked.dropout_p < 1.0:
+        reasons.append(f"dropout_p {asked.dropout_p}: dropout is not implemented; give 0")
+    if asked.alibi:
         reasons.append("alibi_slopes: the ALiBi bias is not implemented; give None")
-    if problem.return_attn_probs:
+    if asked.return_attn_probs:
         reasons.append(
             "return_attn_probs: probabilities are never materialised; use return_lse=True"
         )

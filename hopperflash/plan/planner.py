@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import get_args
+from typing import Any, get_args
 
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
-from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.arch import ArchSpec, arch_of
 from hopperflash.plan.backends import BACKENDS, checked_name
 from hopperflash.plan.launch_plan import LaunchPlan, Steps
 from hopperflash.plan.support import Support
@@ -24,12 +25,30 @@ def supports(
     backend: str | None = None,
 ) -> Support:
     """Whether some backend, or the one asked for, computes `problem`; else every reason by name."""
-    _check_request(direction, backend)
+    _refuse_request(direction, backend)
     answers = _ask(problem, arch, direction)
     asked = [(name, answer) for name, answer in answers if _is_asked(name, backend)]
     if any(answer for _, answer in asked):
         return Support(True)
     return Support(False, tuple(f"{name}: {why}" for name, no in asked for why in no.reasons))
+
+
+def request_reasons(direction: object, backend: Any = None, arch: Any = None) -> list[str]:
+    """What is no direction, no backend or no arch, hashable or not; None asks for none."""
+    reasons = []
+    if direction not in get_args(Direction):
+        reasons.append(f"direction is {direction!r}: give 'forward' or 'backward'")
+    checks: tuple[tuple[Any, Callable[[Any], object]], ...] = (
+        (backend, checked_name),
+        (arch, arch_of),
+    )
+    for name, check in checks:
+        if name is not None:
+            try:
+                check(name)
+            except InvalidArgument as refused:
+                reasons.append(refused.headline)
+    return reasons
 
 
 def make_plan(
@@ -43,7 +62,7 @@ def make_plan(
     Raises `UnsupportedProblem` with the reasons of every backend asked where none does, and
     `InvalidArgument` for an unknown backend.
     """
-    _check_request(direction, backend)
+    _refuse_request(direction, backend)
     return _plan(problem, arch, direction, backend)
 
 
@@ -67,12 +86,10 @@ def _is_asked(name: str, requested: str | None) -> bool:
     return requested is None or name == requested
 
 
-def _check_request(direction: Direction, backend: str | None) -> None:
-    """Raises `InvalidArgument` for what is no direction or no backend, hashable or not."""
-    if direction not in get_args(Direction):
-        raise InvalidArgument(f"direction is {direction!r}: give 'forward' or 'backward'")
-    if backend is not None:
-        checked_name(backend)
+def _refuse_request(direction: Direction, backend: str | None) -> None:
+    reasons = request_reasons(direction, backend)
+    if reasons:
+        raise InvalidArgument("this cannot be planned:", reasons)
 
 
 def _ask(

@@ -7,7 +7,9 @@ from hopperflash.problem.validate import (
     HEADLINE,
     AttnOptions,
     backward_problem,
+    build_call,
     build_problem,
+    option_reasons,
     with_result,
 )
 
@@ -23,6 +25,8 @@ __all__ = [
     "OperandFacts",
     "Signature",
     "backward_problem",
+    "build_call",
     "build_problem",
+    "option_reasons",
     "with_result",
 ]

@@ -12,7 +12,7 @@ from hopperflash.errors import InvalidArgument
 from hopperflash.problem.dtypes import DType
 from hopperflash.problem.lengths import packed_lengths
 from hopperflash.problem.mask import MaskSpec
-from hopperflash.problem.problem import GRADIENTS, AttnProblem, OperandFacts
+from hopperflash.problem.problem import GRADIENTS, AttnProblem, Direction, OperandFacts
 from hopperflash.problem.results import misfits, overlap
 
 HEADLINE = "these arguments do not make an attention problem:"
@@ -62,13 +62,8 @@ def build_problem(
         *_shape_reasons(q, k, v),
         *_dtype_reasons(operands),
         *_device_reasons(operands),
-        *_option_reasons(options),
+        *option_reasons(options),
     ]
-    mask, causal = MaskSpec(), isinstance(options.causal, int) and bool(options.causal)
-    try:
-        mask = MaskSpec.canonical(causal, options.window_size)
-    except InvalidArgument as refused:
-        reasons += refused.reasons
     dtype = DType.of(q.dtype)
     if reasons or dtype is None:
         raise InvalidArgument(HEADLINE, reasons)
@@ -84,7 +79,7 @@ def build_problem(
         head_dim=head_dim,
         head_dim_v=v.shape[3],
         dtype=dtype,
-        mask=mask,
+        mask=MaskSpec.canonical(bool(options.causal), options.window_size),
         softmax_scale=head_dim**-0.5 if scale is None else float(scale),
         operands=(*operands, *(lengths or {}).items()),
         device=q.device,
@@ -97,9 +92,51 @@ def build_problem(
     )
 
 
+def build_call(
+    operands: Mapping[str, OperandFacts],
+    options: AttnOptions,
+    lengths: Mapping[str, OperandFacts] | None,
+    direction: Direction,
+    gradients: Iterable[str] = GRADIENTS,
+) -> AttnProblem:
+    """`build_problem` of "q", "k" and "v", with what `operands` holds beside them: that as a batch
+    of one where they are packed.
+
+    It is looked at as well where only options are wrong, since what is expected of it follows from
+    Q, K and V alone. Raises `InvalidArgument` with every reason found.
+    """
+    q, k, v = (operands[name] for name in ("q", "k", "v"))
+    beside = {name: facts for name, facts in operands.items() if name not in ("q", "k", "v")}
+    try:
+        problem = build_problem(q, k, v, options, lengths)
+    except InvalidArgument as refused:
+        try:
+            problem = build_problem(q, k, v, None, lengths)
+        except InvalidArgument:
+            raise refused from None
+        more = _reasons_beside(problem, beside, direction)
+        raise InvalidArgument(refused.headline, [*refused.reasons, *more]) from None
+    if direction == "backward":
+        return backward_problem(problem, beside.items(), gradients)
+    return with_result(problem, "out", beside["out"]) if "out" in beside else problem
+
+
+def _reasons_beside(
+    problem: AttnProblem, beside: Mapping[str, OperandFacts], direction: Direction
+) -> list[str]:
+    """What does not fit a problem of what stands beside Q, K and V."""
+    written = GRADIENTS if direction == "backward" else ("out",)
+    reasons: list[str] = []
+    for name, facts in beside.items():
+        reasons += misfits(problem, name, facts)
+        if name in written:
+            reasons += overlap(name, facts)
+    return reasons
+
+
 def with_result(problem: AttnProblem, name: str, facts: OperandFacts) -> AttnProblem:
     """`problem` with memory to write a result to; `InvalidArgument` where it cannot hold it."""
-    reasons = [*misfits(problem, name, facts), *overlap(name, facts)]
+    reasons = _reasons_beside(problem, {name: facts}, "forward")
     if reasons:
         raise InvalidArgument(HEADLINE, reasons)
     return replace(problem, operands=(*problem.operands, (name, facts)))
@@ -118,12 +155,8 @@ def backward_problem(
     the forward.
     """
     wanted, given = set(gradients), dict(operands)
-    reasons: list[str] = []
-    for name, facts in given.items():
-        if name not in ("q", "k", "v"):
-            reasons += misfits(forward, name, facts)
-        if name in GRADIENTS:
-            reasons += overlap(name, facts)
+    beside = {name: facts for name, facts in given.items() if name not in ("q", "k", "v")}
+    reasons = _reasons_beside(forward, beside, "backward")
     known = ", ".join(GRADIENTS)
     reasons += [f"no gradient {name!r}: give some of {known}" for name in wanted - {*GRADIENTS}]
     if reasons:
@@ -215,7 +248,8 @@ def _device_reasons(operands: tuple[tuple[str, OperandFacts], ...]) -> list[str]
     return [f"devices differ ({found}): give all on one device"]
 
 
-def _option_reasons(options: AttnOptions) -> list[str]:
+def option_reasons(options: AttnOptions) -> list[str]:
+    """What is wrong with options, whatever the tensors are."""
     numbers = {"dropout_p": options.dropout_p, "softcap": options.softcap}
     if options.softmax_scale is not None:
         numbers["softmax_scale"] = options.softmax_scale
@@ -239,4 +273,8 @@ def _option_reasons(options: AttnOptions) -> list[str]:
         )
     if isinstance(softcap, Real) and softcap != 0 and not FP32_TINY <= softcap <= FP32_MAX:
         reasons.append(f"softcap is {softcap}: give a positive number that fp32 holds, or 0")
+    try:
+        MaskSpec.canonical(False, options.window_size)
+    except InvalidArgument as refused:
+        reasons += refused.reasons
     return reasons

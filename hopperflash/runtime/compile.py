@@ -13,6 +13,8 @@ from hopperflash.plan import KernelSpec
 from hopperflash.runtime import cache
 from hopperflash.runtime.kernel import Kernel, KernelBinary
 
+_WAY_OUT = "`hopperflash doctor` says whether the compiler works here, and what mends it"
+
 _kernels: dict[KernelSpec, Kernel] = {}
 # MLIR state is per process and unguarded: compiling from two threads crashes.
 _compiler = Lock()
@@ -33,6 +35,12 @@ def compile_kernel(spec: KernelSpec) -> Kernel:
     return kernel
 
 
+def compile_anew(spec: KernelSpec) -> Kernel:
+    """The kernel of a spec, compiled whatever is cached, and not kept: a trial of the compiler."""
+    with _compiler:
+        return Kernel(_compile(spec))
+
+
 def warm_kernel(spec: KernelSpec) -> bool:
     """Puts a kernel into the cache on disk; whether it had to be compiled for that."""
     compiled = []
@@ -47,6 +55,16 @@ def warm_kernel(spec: KernelSpec) -> bool:
 
 
 def _compile(spec: KernelSpec) -> KernelBinary:
+    try:
+        return _compiled(spec)
+    except Exception as error:
+        # What a report of it needs: the compiler may name neither the kernel nor its own error.
+        reasons = [f"{type(error).__name__}: {error}", f"the kernel: {spec}", _WAY_OUT]
+        headline = f"{spec.ref.name} did not compile for {spec.target}:"
+        raise CompileError(headline, reasons) from error
+
+
+def _compiled(spec: KernelSpec) -> KernelBinary:
     import cutlass.cute as cute
 
     kernel_class = getattr(importlib.import_module(spec.ref.module), spec.ref.name)
@@ -58,12 +76,7 @@ def _compile(spec: KernelSpec) -> KernelBinary:
             f"--gpu-arch {spec.target} --opt-level 3 --enable-tvm-ffi"
             f" --keep-ptx --keep-cubin --dump-dir {dump_dir}"
         )
-        try:
-            compiled = cute.compile(kernel, *kernel.fake_arguments(), options=options)
-        except Exception as error:
-            raise CompileError(
-                f"{spec.ref.name} did not compile for {spec.target}:", [str(error)]
-            ) from error
+        compiled = cute.compile(kernel, *kernel.fake_arguments(), options=options)
     return KernelBinary(export_host(compiled), compiled.__ptx__, compiled.__cubin__)
 
 

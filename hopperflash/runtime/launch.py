@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -35,16 +36,16 @@ def execute(
         **dict(plan.steps.scalars),
         NOTHING: None,
     }
-    for call in plan.calls:
-        kernel = compile_kernel(call.spec)
-        values = [arguments[name] for name in call.operands]
-        if session is not None:
-            session.launch(kernel, values)
-        else:
-            # The compiled host function takes the stream from TVM-FFI's environment, which
-            # follows torch's current stream of this device.
-            with torch.cuda.device(like.device):
+    # The compiled host function launches on the current device, and on the stream of TVM-FFI's
+    # environment, which follows torch's current stream of that device.
+    with torch.cuda.device(like.device) if session is None else nullcontext():
+        for call in plan.calls:
+            kernel = compile_kernel(call.spec)
+            values = [arguments[name] for name in call.operands]
+            if session is None:
                 kernel(*values)
+            else:
+                session.launch(kernel, values)
     for name in indirect:
         operands[name].copy_(results[name])
     return {**results, **{name: operands[name] for name in given}}

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hopperflash.errors import InvalidArgument
 from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
 from hopperflash.problem.lengths import offset_reasons, used_reasons
@@ -18,17 +17,16 @@ _NO_INDEX = 2**30
 _INTEGERS = (torch.int32, torch.int64)
 
 
-def refuse(reasons: Sequence[str]) -> None:
-    """Raises `InvalidArgument` if there are reasons against what was given as tensors."""
-    if reasons:
-        raise InvalidArgument("these arguments are not tensors to attend over:", reasons)
-
-
 def operand_reasons(name: str, value: object, *, meta: bool = False) -> Iterator[str]:
     """What keeps a value from being an operand; one of the meta device is enough to plan with."""
     devices = ("cpu", "cuda", "meta") if meta else ("cpu", "cuda")
     if not isinstance(value, Tensor):
         yield f"{name} is a {type(value).__name__}: give a torch.Tensor"
+    elif value.is_nested:
+        yield (
+            f"{name} is a nested tensor: give packed sequences (total, heads, head_dim) and their"
+            " offsets to flash_attn_varlen_func"
+        )
     elif value.layout is not torch.strided:
         yield f"{name} has layout {value.layout}: give a dense tensor"
     elif value.device.type not in devices:

@@ -96,6 +96,13 @@ class Store:
             raise
         return path
 
+    def distrust(self) -> str | None:
+        """Why nothing in the folder is used, whatever its files are; None where they decide."""
+        if not self.folder.exists():
+            return None
+        reason = trust.distrust(self.folder.stat(), self._owners)
+        return reason and f"{self.folder} is not trusted: {reason}"
+
     def entries(self) -> list[Entry]:
         """All entries, the longest unused first."""
         return sorted(self._files(_SUFFIX), key=lambda entry: entry.used)

@@ -18,6 +18,14 @@ def distrust(facts: os.stat_result, owners: frozenset[int]) -> str | None:
     return None
 
 
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written to a folder, which need not exist yet; None where that works."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        return f"{place} is no folder"
+    return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written to"
+
+
 def own() -> frozenset[int]:
     """This user; and root, who may write anything anyway."""
     return frozenset({os.geteuid(), _ROOT})
