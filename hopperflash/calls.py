@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from hopperflash.problem import (
 )
 from hopperflash.problem.lengths import LENGTHS
 from hopperflash.runtime import device, preference, tensors
+from hopperflash.runtime.tensors import Seen
 
 MAX_SEQLENS = ("max_seqlen_q", "max_seqlen_k")
 INPUTS = ("q", "k", "v")
@@ -87,13 +89,16 @@ def accept(
     ]
     operands |= {name: tensors.concrete(operands[name]) for name in INPUTS}
     lengths = tensors.int32(raw_lengths)
-    rows = {name: tensors.facts(operands[name]) for name in INPUTS}
+    seen = {name: tensors.seen(operands[name]) for name in INPUTS}
     if packed:
         operands, results = ({n: x[None] for n, x in some.items()} for some in (operands, results))
-    facts = {name: tensors.facts(x) for name, x in (*operands.items(), *results.items())} | rows
-    length_facts = {name: tensors.facts(x) for name, x in lengths.items()} if packed else None
+    beside = [*operands.items(), *results.items()]
+    seen |= {name: tensors.seen(x) for name, x in beside if name not in INPUTS}
+    seen_lengths = tuple((name, tensors.seen(x)) for name, x in lengths.items()) if packed else None
+    arguments = (tuple(seen.items()), options, seen_lengths, direction, tuple(gradients))
     try:
-        problem = build_call(facts, options, length_facts, direction, gradients)
+        remembered = options.is_plain and not reasons
+        problem = (_problem if remembered else _problem.__wrapped__)(*arguments)
     except InvalidArgument as refused:
         more = [*reasons, *plan.unimplemented(options)]
         raise InvalidArgument(refused.headline, [*refused.reasons, *more]) from None
@@ -102,6 +107,20 @@ def accept(
     backend = backend or preference.preferred()
     target = device.target_arch(operands["q"].device, arch, backend)
     return Call(problem, target, direction, backend, {**operands, **results, **lengths})
+
+
+@lru_cache(maxsize=4096)
+def _problem(
+    operands: tuple[tuple[str, Seen], ...],
+    options: AttnOptions,
+    lengths: tuple[tuple[str, Seen], ...] | None,
+    direction: Direction,
+    gradients: tuple[str, ...],
+) -> AttnProblem:
+    """`build_call`, remembered: training repeats the same few calls in every step."""
+    facts = {name: tensors.facts(seen) for name, seen in operands}
+    of_lengths = None if lengths is None else {name: tensors.facts(seen) for name, seen in lengths}
+    return build_call(facts, options, of_lengths, direction, gradients)
 
 
 def _strangers(operands: Mapping[str, Tensor], direction: Direction) -> list[str]:

@@ -75,19 +75,12 @@ def _fits(
     given: Mapping[str, Any], options: AttnOptions, backend: str | None, direction: Direction
 ) -> bool:
     """Whether a schema has a place for everything; values are checked by the operator."""
-    window, memory = options.window_size, ("out",) if direction == "forward" else GRADIENTS
+    memory = ("out",) if direction == "forward" else GRADIENTS
     tensors = {name: x for name, x in given.items() if name not in MAX_SEQLENS}
     return (
-        not (options.dropout_p or options.alibi or options.return_attn_probs)
-        and isinstance(options.dropout_p, float | int)
-        and (options.softmax_scale is None or isinstance(options.softmax_scale, float))
-        and isinstance(options.softcap, float)
-        and isinstance(options.causal, bool)
-        and isinstance(options.deterministic, bool)
+        options.is_plain
+        and not (options.dropout_p or options.alibi or options.return_attn_probs)
         and (backend is None or isinstance(backend, str))
-        and isinstance(window, tuple | list)
-        and len(window) == 2
-        and all(bound is None or isinstance(bound, int) for bound in window)
         and ("cu_seqlens_q" in given) == ("cu_seqlens_k" in given)
         and ("cu_seqlens_q" in given or not any(name in given for name in LENGTHS))
         and all(_is_max_seqlen(given[name]) for name in MAX_SEQLENS if name in given)

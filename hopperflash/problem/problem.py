@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 from hopperflash.problem.dtypes import DType
@@ -74,6 +75,14 @@ class AttnProblem:
     return_attn_probs: bool = False
     gradients: tuple[str, ...] = GRADIENTS
     sequences: int | None = None
+
+    def __hash__(self) -> int:
+        """Computed once: a plan is looked up by its problem in every call."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
 
     @property
     def is_packed(self) -> bool:

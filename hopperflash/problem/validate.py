@@ -35,6 +35,22 @@ class AttnOptions:
     deterministic: bool = False
     return_attn_probs: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every option is of its own type, so that equal options are the same."""
+        return (
+            isinstance(self.dropout_p, float)
+            and (self.softmax_scale is None or isinstance(self.softmax_scale, float))
+            and isinstance(self.softcap, float)
+            and isinstance(self.causal, bool)
+            and isinstance(self.alibi, bool)
+            and isinstance(self.deterministic, bool)
+            and isinstance(self.return_attn_probs, bool)
+            and isinstance(self.window_size, tuple)
+            and len(self.window_size) == 2
+            and all(bound is None or isinstance(bound, int) for bound in self.window_size)
+        )
+
 
 def build_problem(
     q: OperandFacts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,15 +120,31 @@ def concrete(tensor: Tensor) -> Tensor:
     return tensor.to(torch.get_autocast_dtype(device_type))
 
 
-def facts(tensor: Tensor) -> OperandFacts:
+class Seen(NamedTuple):
+    """What is looked at of a tensor, as torch says it; `facts` says it plainly."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    alignment: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def seen(tensor: Tensor) -> Seen:
     """Shape, strides, alignment, dtype and device of a tensor; its values are not looked at."""
     address = tensor.data_ptr()
+    alignment = min(address & -address, _MAX_ALIGNMENT) if address else _MAX_ALIGNMENT
+    return Seen(tensor.shape, tensor.stride(), alignment, tensor.dtype, tensor.device)
+
+
+def facts(seen: Seen) -> OperandFacts:
+    """The same without torch."""
     return OperandFacts(
-        shape=tuple(tensor.shape),
-        strides=tuple(tensor.stride()),
-        alignment=min(address & -address, _MAX_ALIGNMENT) if address else _MAX_ALIGNMENT,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        device=str(tensor.device),
+        shape=tuple(seen.shape),
+        strides=tuple(seen.strides),
+        alignment=seen.alignment,
+        dtype=str(seen.dtype).removeprefix("torch."),
+        device=str(seen.device),
     )
 
 
