@@ -1,0 +1,1 @@
+"""Adapters that plug hopperflash into other libraries; importing one registers it."""
