@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,8 +87,8 @@ def fallbacks() -> Counter[str]:
 
 
 @dataclass
-class _Activation:
-    """Keeps the operators overridden; PyTorch's own kernels are back once it is removed."""
+class Override:
+    """The operators' kernels, which PyTorch's own replace again once this is removed."""
 
     library: Library | None
 
@@ -96,8 +96,12 @@ class _Activation:
         self.library = None
 
 
-def _activate() -> _Activation:
-    """Overrides the operators; `torch.nn.attention.activate_flash_attention_impl` calls it."""
+def override_operators() -> Override:
+    """Puts hopperflash in the place of PyTorch's kernels until the handle's `remove()`.
+
+    `torch.nn.attention.activate_flash_attention_impl` calls it for the registered name; it may be
+    registered under others too.
+    """
     _TALLY.clear()
     library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
@@ -108,7 +112,7 @@ def _activate() -> _Activation:
                 library.impl(  # type: ignore[no-untyped-call]
                     operator.name, _kernel(operator, key), key, with_keyset=True
                 )
-    return _Activation(library)
+    return Override(library)
 
 
 def _kernel(operator: Operator, key: str) -> Callable[..., Any]:
@@ -122,7 +126,7 @@ def _kernel(operator: Operator, key: str) -> Callable[..., Any]:
         if own is not None and _SERVING.get():
             return own.call_boxed(keyset, *args, **kwargs)
         arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        reasons: Sequence[str] = _left_to_torch(arguments["query"].device) if own else ()
+        reasons = () if own is None else _left_to_torch(arguments["query"].device)
         if not reasons:
             request = operator.request(arguments)
             try:
@@ -152,7 +156,7 @@ def _own_kernel(operator: str, key: str) -> Any:
     return torch.library.get_kernel(name, key)
 
 
-def _left_to_torch(device: torch.device) -> Sequence[str]:
+def _left_to_torch(device: torch.device) -> tuple[str, ...]:
     asked = emulation.session_of(device) is not None or preference.preferred() is not None
     return () if device.type != "cpu" or asked else (_ON_A_CPU,)
 
@@ -169,4 +173,4 @@ def _serve(request: Request) -> Any:
         _SERVING.reset(token)
 
 
-register_flash_attention_impl(NAME, register_fn=_activate)
+register_flash_attention_impl(NAME, register_fn=override_operators)

@@ -14,9 +14,9 @@ import hopperflash.integrations.torch  # noqa: F401 - registers the name
 
 
 @contextmanager
-def activated() -> Iterator[None]:
-    """hopperflash under PyTorch's flash attention operators."""
-    activate_flash_attention_impl("hopperflash")
+def activated(name: str = "hopperflash") -> Iterator[None]:
+    """What is registered under that name, under PyTorch's flash attention operators."""
+    activate_flash_attention_impl(name)
     try:
         yield
     finally:

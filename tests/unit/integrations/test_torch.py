@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import current_flash_attention_impl, list_flash_attention_impls
+from torch.nn.attention import _registry, current_flash_attention_impl, list_flash_attention_impls
 from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
 
 import hopperflash
 from hopperflash.integrations import aten
-from hopperflash.integrations.torch import fallbacks, served
+from hopperflash.integrations.torch import fallbacks, override_operators, served
 from tests.support.torch_attention import activated
 
 ROOT = Path(__file__).parents[3]
@@ -99,10 +100,13 @@ def test_removing_brings_back_the_kernels_of_torch() -> None:
     operands = heads_first(), heads_first(heads=2), heads_first(heads=2)
     options = {"is_causal": True, "enable_gqa": True}
     before = with_gradients(sdpa, operands, **options)
-    with activated(), hopperflash.use_backend("cpu"):
+    handle = override_operators()
+    with hopperflash.use_backend("cpu"):
         during = with_gradients(sdpa, operands, **options)
+        handle.remove()
+        assert_equal(with_gradients(sdpa, operands, **options), before)
+    assert served() == {CPU_FORWARD: 1, CPU_BACKWARD: 1}
     assert any(not torch.equal(one, other) for one, other in zip(before, during, strict=True))
-    assert_equal(with_gradients(sdpa, operands, **options), before)
     with pytest.raises(NotImplementedError, match="Could not run"):
         flash._scaled_dot_product_flash_attention(*operands)
 
@@ -128,22 +132,22 @@ def test_autocast_is_that_of_sdpa() -> None:
     assert served() == {CPU_FORWARD: 1, CPU_BACKWARD: 1}
 
 
-@pytest.mark.usefixtures("served_by_cpu")
 def test_compiled_and_checkpointed_code_reaches_the_operators() -> None:
     def block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q * 2, k, v, is_causal=True) + 1
 
-    operands = tuple(heads_first() for _ in range(3))
-    eager = with_gradients(block, operands)
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    assert_equal(with_gradients(compiled, operands), eager)
-    assert served() == {CPU_FORWARD: 2, CPU_BACKWARD: 2}
-
     def checkpointed(*leaves: Tensor) -> Tensor:
         return torch.utils.checkpoint.checkpoint(block, *leaves, use_reentrant=False)
 
-    assert_equal(with_gradients(checkpointed, operands), eager)
-    assert served() == {CPU_FORWARD: 4, CPU_BACKWARD: 3}
+    operands = tuple(heads_first() for _ in range(3))
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    with_gradients(compiled, operands)  # before the operators are overridden
+    with activated(), hopperflash.use_backend("cpu"):
+        eager = with_gradients(block, operands)
+        assert_equal(with_gradients(compiled, operands), eager)
+        assert served() == {CPU_FORWARD: 2, CPU_BACKWARD: 2}
+        assert_equal(with_gradients(checkpointed, operands), eager)
+        assert served() == {CPU_FORWARD: 4, CPU_BACKWARD: 3}
 
 
 @pytest.mark.usefixtures("served_by_cpu")
@@ -152,7 +156,9 @@ def test_the_flash_operator_aligns_causal_masks_bottom_right() -> None:
     out, lse, *offsets, max_q, max_k, seed, offset, mask = (
         flash._scaled_dot_product_flash_attention(q, k, k, is_causal=True)
     )
-    assert torch.equal(out, ours(q, k, k, causal=True))
+    rows = (x.transpose(1, 2) for x in (q, k, k))
+    wanted, wanted_lse = hopperflash.flash_attn_func(*rows, causal=True, return_lse=True)
+    assert_equal((out.transpose(1, 2), lse), (wanted, wanted_lse))
     assert not out[:, :, :2].any() and (lse[:, :, :2] == -math.inf).all()  # rows without keys
     assert (offsets, max_q, max_k) == ([None, None], 5, 3)
     assert (seed.tolist(), offset.item(), mask.numel()) == ([0, 0], 0, 0)
@@ -326,15 +332,14 @@ def test_cpu_tensors_are_left_to_torch_unless_somebody_asks() -> None:
     assert any(reason.startswith("sm90: ") for reason in fallbacks())
 
 
-@pytest.mark.usefixtures("active")
 def test_counts_begin_anew_with_an_activation() -> None:
-    sdpa(*(heads_first() for _ in range(3)))
+    with activated():
+        sdpa(*(heads_first() for _ in range(3)))
     assert fallbacks()
     with activated():
         assert not fallbacks() and not served()
 
 
-@pytest.mark.usefixtures("served_by_cpu")
 def test_a_backend_may_use_sdpa_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hopperflash computes with is PyTorch's own."""
 
@@ -343,11 +348,11 @@ def test_a_backend_may_use_sdpa_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         return options["out"], torch.zeros(q.shape[0], q.shape[2], q.shape[1])
 
     operands = tuple(heads_first() for _ in range(3))
+    alone = sdpa(*operands)
     monkeypatch.setattr(aten, "flash_attn_func", through_sdpa)
-    found = sdpa(*operands)
+    with activated(), hopperflash.use_backend("cpu"):
+        assert torch.equal(sdpa(*operands), alone)
     assert served() == {CPU_FORWARD: 1} and not fallbacks()
-    hopperflash.integrations.torch.torch.nn.attention.restore_flash_attention_impl()
-    assert torch.equal(found, sdpa(*operands))
 
 
 @pytest.mark.usefixtures("active")
@@ -370,3 +375,16 @@ def test_gradients_are_deterministic_where_torch_is_told_so(
         operands,
     )
     assert asked == [deterministic]
+
+
+def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one lets a built-in name stand for hopperflash."""
+    page = (ROOT / "docs" / "integrations.md").read_text()
+    section = page.split("\n## PyTorch's own attention\n")[1].split("\n## ")[0]
+    known = dict(_registry._FLASH_ATTENTION_IMPLS)
+    monkeypatch.setattr(_registry, "_FLASH_ATTENTION_IMPLS", known)
+    for example in re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE):
+        exec(compile(example, "integrations.md", "exec"), {})
+    with activated("FA3"), hopperflash.use_backend("cpu"):
+        sdpa(*(heads_first() for _ in range(3)))
+    assert served() == {CPU_FORWARD: 1}
