@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +34,9 @@ _ON_A_CPU = (
     "tensors on the CPU, outside of hopperflash.emulate and use_backend: PyTorch's own kernel is"
     " faster there"
 )
-# Set while one of the operators is served, so that attention inside of that, such as a backend's
-# own use of SDPA, goes to PyTorch.
-_SERVING: ContextVar[bool] = ContextVar("hopperflash_serving_aten", default=False)
+# Set while one of the operators runs. What it calls is PyTorch's: a backend may use SDPA, and
+# PyTorch's kernel of one operator calls another.
+_RUNNING: ContextVar[bool] = ContextVar("hopperflash_aten_running", default=False)
 
 
 @dataclass
@@ -123,29 +124,39 @@ def _kernel(operator: Operator, key: str) -> Callable[..., Any]:
     own = _own_kernel(operator.name, key)
 
     def kernel(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if own is not None and _SERVING.get():
+        if own is not None and _RUNNING.get():
             return own.call_boxed(keyset, *args, **kwargs)
         arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         reasons = () if own is None else _left_to_torch(arguments["query"].device)
-        if not reasons:
-            request = operator.request(arguments)
-            try:
-                answer = _serve(request)
-            except (InvalidArgument, UnsupportedProblem) as refused:
-                reasons = refused.reasons or (refused.headline,)
-            else:
-                _TALLY.serve(operator.name)
-                return answer
-            if own is None:
-                raise UnsupportedProblem(
-                    f"aten::{operator.name} of {key} tensors is not computed by hopperflash, and"
-                    " PyTorch has no kernel of its own:",
-                    dict.fromkeys([*reasons, *request.every_reason()]),
-                )
-        _TALLY.fall_back(operator.name, reasons)
-        return own.call_boxed(keyset, *args, **kwargs)
+        with _running():
+            if not reasons:
+                request = operator.request(arguments)
+                try:
+                    answer = _serve(request)
+                except (InvalidArgument, UnsupportedProblem) as refused:
+                    reasons = refused.reasons or (refused.headline,)
+                else:
+                    _TALLY.serve(operator.name)
+                    return answer
+                if own is None:
+                    raise UnsupportedProblem(
+                        f"aten::{operator.name} of {key} tensors is not computed by hopperflash,"
+                        " and PyTorch has no kernel of its own:",
+                        dict.fromkeys([*reasons, *request.every_reason()]),
+                    )
+            _TALLY.fall_back(operator.name, reasons)
+            return own.call_boxed(keyset, *args, **kwargs)
 
     return kernel
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    token = _RUNNING.set(True)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
 
 
 def _own_kernel(operator: str, key: str) -> Any:
@@ -164,13 +175,9 @@ def _left_to_torch(device: torch.device) -> tuple[str, ...]:
 def _serve(request: Request) -> Any:
     if request.reasons:
         raise UnsupportedProblem("not an argument of hopperflash:", request.reasons)
-    token = _SERVING.set(True)
-    try:
-        # Autograd is done with the call; the operator's backward is another call.
-        with torch.no_grad():
-            return request.serve()
-    finally:
-        _SERVING.reset(token)
+    # Autograd is done with the call: the operator's backward is another one.
+    with torch.no_grad():
+        return request.serve()
 
 
 register_flash_attention_impl(NAME, register_fn=override_operators)

@@ -122,6 +122,7 @@ def test_varlen_attn_runs_the_kernels_for_packed_rows() -> None:
     assert served() == {"_flash_attention_forward": 1, "_flash_attention_backward": 1}
 
 
+@pytest.mark.timeout(600)  # three processes on what cores there are
 def test_context_parallel_sends_keys_around_a_ring(tmp_path: Path) -> None:
     """Parts that the kernels computed on two ranks are the results of one, gradients too."""
     torch.multiprocessing.spawn(attend, (RING, str(tmp_path)), nprocs=RANKS)

@@ -355,6 +355,29 @@ def test_a_backend_may_use_sdpa_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served() == {CPU_FORWARD: 1} and not fallbacks()
 
 
+def test_a_kernel_of_torch_calls_kernels_of_torch() -> None:
+    """On a GPU, SDPA's kernel calls the other operator: that is no call of its own."""
+    library = torch.library.Library("aten", "IMPL")
+    results = tuple(torch.zeros(n) for n in range(1, 6))
+    library.impl("_flash_attention_forward", lambda *a, **options: results, "CPU")
+
+    def outer(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> tuple[Any, ...]:
+        out, lse, *rest = flash._flash_attention_forward(
+            *(q, k, v, None, None, 40, 40, dropout_p, False, False)
+        )
+        return out, lse, None, None, 40, 40, *rest
+
+    library.impl("_scaled_dot_product_flash_attention", outer, "CPU")
+    q = heads_first()
+    with activated(), hopperflash.use_backend("cpu"):
+        out, *_ = flash._scaled_dot_product_flash_attention(q, q, q, 0.5)
+        assert torch.equal(out, results[0])
+        ((reason, count),) = fallbacks().items()
+        assert "dropout" in reason and count == 1 and not served()
+        flash._scaled_dot_product_flash_attention(q, q, q)
+        assert served() == {"_scaled_dot_product_flash_attention": 1}
+
+
 @pytest.mark.usefixtures("active")
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_gradients_are_deterministic_where_torch_is_told_so(
