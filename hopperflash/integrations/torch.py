@@ -108,7 +108,8 @@ def override_operators() -> Override:
     with warnings.catch_warnings():
         # Overriding is what the user asked for.
         warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)
-        for operator in OPERATORS:
+        # An older PyTorch may not have all of them.
+        for operator in (x for x in OPERATORS if hasattr(torch.ops.aten, x.name)):
             for key in operator.keys:
                 library.impl(  # type: ignore[no-untyped-call]
                     operator.name, _kernel(operator, key), key, with_keyset=True

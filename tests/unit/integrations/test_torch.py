@@ -96,6 +96,15 @@ def test_activating_prints_no_warning() -> None:
     assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_operators_that_this_torch_has_not_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = aten.Operator("_attention_of_tomorrow", aten.OPERATORS[0].request)
+    adapter = hopperflash.integrations.torch
+    monkeypatch.setattr(adapter, "OPERATORS", (unknown, *aten.OPERATORS))
+    with activated():
+        varlen_attn(*(packed() for _ in range(3)), CU_SEQLENS, CU_SEQLENS, 30, 30)
+    assert served()
+
+
 def test_removing_brings_back_the_kernels_of_torch() -> None:
     operands = heads_first(), heads_first(heads=2), heads_first(heads=2)
     options = {"is_causal": True, "enable_gqa": True}
