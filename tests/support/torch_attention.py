@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
 import hopperflash.integrations.torch  # noqa: F401 - registers the name
+
+# Sequences of 30, 0 and 20 of the rows of `packed`.
+CU_SEQLENS = torch.tensor([0, 30, 30, 50], dtype=torch.int32)
 
 
 @contextmanager
@@ -42,3 +45,27 @@ def flash_operator(q: Tensor, k: Tensor, v: Tensor, /, **options: Any) -> tuple[
         scale=options["softmax_scale"],
     )
     return out.transpose(1, 2), lse
+
+
+def heads_first(seqlen: int = 40, heads: int = 4, head_dim: int = 16) -> Tensor:
+    """A contiguous bf16 tensor as SDPA takes it."""
+    return torch.randn(2, heads, seqlen, head_dim).bfloat16()
+
+
+def packed(total: int = 50, heads: int = 2) -> Tensor:
+    return torch.randn(total, heads, 16).bfloat16()
+
+
+def with_gradients(
+    function: Callable[..., Tensor], operands: tuple[Tensor, ...], **options: Any
+) -> tuple[Tensor, ...]:
+    """The output and the gradients of a cotangent that is the same in every call."""
+    leaves = tuple(x.clone().requires_grad_() for x in operands)
+    out = function(*leaves, **options)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+
+def assert_equal(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
