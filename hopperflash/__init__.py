@@ -19,6 +19,13 @@ if TYPE_CHECKING:
         supports,
     )
     from hopperflash.errors import InvalidArgument, UnsupportedProblem
+    from hopperflash.fused_qkv import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
+    from hopperflash.padding import pad_input, unpad_input
     from hopperflash.runtime.emulation import emulate
     from hopperflash.runtime.preference import use_backend
 
@@ -34,9 +41,15 @@ __all__ = [
     "explain",
     "flash_attn_backward",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "make_plan",
+    "pad_input",
     "supports",
+    "unpad_input",
     "use_backend",
 ]
 
@@ -47,9 +60,15 @@ _HOMES = {
     "explain": "api",
     "flash_attn_backward": "api",
     "flash_attn_func": "api",
+    "flash_attn_kvpacked_func": "fused_qkv",
+    "flash_attn_qkvpacked_func": "fused_qkv",
     "flash_attn_varlen_func": "api",
+    "flash_attn_varlen_kvpacked_func": "fused_qkv",
+    "flash_attn_varlen_qkvpacked_func": "fused_qkv",
     "make_plan": "api",
+    "pad_input": "padding",
     "supports": "api",
+    "unpad_input": "padding",
     "use_backend": "runtime.preference",
 }
 _SUBPACKAGES = {"analysis", "emulator"}
