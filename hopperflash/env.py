@@ -12,6 +12,7 @@ CACHE_DIR = "HOPPERFLASH_CACHE_DIR"
 CACHE_SEED = "HOPPERFLASH_CACHE_SEED"
 CACHE_SIZE = "HOPPERFLASH_CACHE_SIZE"
 LOG = "HOPPERFLASH_LOG"
+FLASH_ATTENTION_DETERMINISTIC = "FLASH_ATTENTION_DETERMINISTIC"  # transformers' own
 VARIABLES = (CACHE, CACHE_DIR, CACHE_SEED, CACHE_SIZE, LOG)
 
 _SWITCHES = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
@@ -73,6 +74,9 @@ def relevant() -> dict[str, str]:
 def unknown() -> list[str]:
     """Variables that are spelt like this package's and that nothing reads."""
     return [name for name in relevant() if name.startswith("HOPPERFLASH") and name not in VARIABLES]
+def flash_attention_deterministic() -> bool:
+    """Whether transformers was told to have deterministic flash attention."""
+    return os.environ.get(FLASH_ATTENTION_DETERMINISTIC, "0") == "1"
 
 
 def compiler_settings() -> tuple[tuple[str, str], ...]:
