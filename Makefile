@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: install lint type unit compile emulated gpu test wheel-check ci
+.PHONY: install lint type unit compile emulated integration gpu test wheel-check ci
 
 install:
 	$(PYTHON) -m pip install -e '.[dev]'
@@ -20,6 +20,9 @@ compile:
 
 emulated:
 	$(PYTHON) -m pytest tests/emulated
+
+integration:
+	$(PYTHON) -m pytest tests/integration
 
 gpu:
 	$(PYTHON) -m pytest -n 0 tests/gpu

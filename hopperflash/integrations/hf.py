@@ -219,6 +219,7 @@ def _without_ours(preload: Callable[..., Any]) -> Callable[..., Any]:
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, two_dimensional_mask)
-modeling_utils.lazy_import_flash_attention = _without_ours(
-    modeling_utils.lazy_import_flash_attention
-)
+if hasattr(modeling_utils, "lazy_import_flash_attention"):  # not before 4.56
+    modeling_utils.lazy_import_flash_attention = _without_ours(
+        modeling_utils.lazy_import_flash_attention
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ if CARRIER is None or CARRIER.origin is None:
     pytest.skip(EXTRA, allow_module_level=True)
 MODEL = Path(CARRIER.origin).parent / "model"
 
-LAYERS, HEADS = 6, 12
+LAYERS = 6
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "integrations.md"
 TEXTS = [
     "Attention is a weighted mean.",
     "a",
@@ -68,6 +70,15 @@ def test_embeddings_equal_the_stock_ones(dtype: torch.dtype) -> None:
     assert_same(found, embeddings("eager", dtype, inputs))
     if dtype == torch.float16:  # bf16 with stock attention is itself no closer to fp32 than 0.9999
         assert_same(found, embeddings("eager", torch.float32, inputs))
+
+
+def test_the_documentation_s_example_runs() -> None:
+    section = DOCUMENTATION.read_text().split("## Hugging Face transformers")[1].split("\n## ")[0]
+    (example,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    names: dict[str, Tensor] = {}
+    exec(compile(example, DOCUMENTATION.name, "exec"), names)
+    assert names["hidden"].shape[::2] == (2, 384)
+    assert names["hidden"].isfinite().all()
 
 
 @pytest.mark.emulated
