@@ -17,6 +17,7 @@ from hopperflash.errors import UnsupportedProblem
 from hopperflash.padding import pad_input
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What was read off a tensor that all layers are given; entries go when their tensor does.
 _READ: MutableMapping[Tensor, dict[tuple[Any, ...], Any]] = WeakTensorKeyDictionary()
@@ -42,6 +43,15 @@ class Rows:
         return pad_input(x, self.indices, batch, rows)
 
 
+def _on_the_host(function: F) -> F:
+    """Keeps torch.compile away from what depends on values."""
+    apart: F = torch.compiler.disable(  # type: ignore[no-untyped-call]
+        function, reason="masks and position_ids are read on the host: no fullgraph=True"
+    )
+    return apart
+
+
+@_on_the_host
 def rows_of(mask: Tensor, queries: int, aligned: bool) -> tuple[Rows, Rows]:
     """The rows of queries and of keys that a mask leaves.
 
@@ -56,6 +66,7 @@ def rows_of(mask: Tensor, queries: int, aligned: bool) -> tuple[Rows, Rows]:
     return _once(mask, ("rows", queries, aligned), lambda: _rows_of(mask, queries, aligned))
 
 
+@_on_the_host
 def documents_of(position_ids: Tensor, batch: int) -> Tensor | None:
     """(batch, tokens) int32 document numbers where positions fall back; None where they never do.
 
@@ -75,7 +86,7 @@ def documents_of(position_ids: Tensor, batch: int) -> Tensor | None:
 
 def _once(tensor: Tensor, what: tuple[Any, ...], read: Callable[[], T]) -> T:
     """The reading of a tensor, remembered until it changes or goes."""
-    if torch.compiler.is_compiling() or tensor.is_inference():  # no version to compare
+    if tensor.is_inference():  # no version to compare
         return read()
     readings = _READ.setdefault(tensor, {})
     key = (*what, tensor._version)
