@@ -74,6 +74,8 @@ def relevant() -> dict[str, str]:
 def unknown() -> list[str]:
     """Variables that are spelt like this package's and that nothing reads."""
     return [name for name in relevant() if name.startswith("HOPPERFLASH") and name not in VARIABLES]
+
+
 def flash_attention_deterministic() -> bool:
     """Whether transformers was told to have deterministic flash attention."""
     return os.environ.get(FLASH_ATTENTION_DETERMINISTIC, "0") == "1"
