@@ -32,6 +32,7 @@ class AttnKeywords(TypedDict, total=False):
     alibi_slopes: Tensor | None
     deterministic: bool
     return_attn_probs: bool
+    sm_margin: int
     return_lse: bool
     cu_seqlens_q: Tensor | None
     cu_seqlens_k: Tensor | None
