@@ -26,8 +26,6 @@ Grid = tuple[int, int, int]
 _DRIVER_BYTES = KIB  # of shared memory, of each resident CTA
 _WITHOUT_ROOM = 64  # head dim of Ampere's forward whose threads use all registers
 _MOST_REGISTERS = 256  # of a thread, as they are allocated
-# A CTA's next number must not overflow either.
-TILES_MAX = 2**30
 
 
 def scheduled(config: ConfigT, problem: AttnProblem) -> ConfigT:

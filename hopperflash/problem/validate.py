@@ -47,6 +47,8 @@ class AttnOptions:
             and isinstance(self.alibi, bool)
             and isinstance(self.deterministic, bool)
             and isinstance(self.return_attn_probs, bool)
+            and isinstance(self.sm_margin, int)
+            and not isinstance(self.sm_margin, bool)
             and isinstance(self.window_size, tuple)
             and len(self.window_size) == 2
             and all(bound is None or isinstance(bound, int) for bound in self.window_size)
