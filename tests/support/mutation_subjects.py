@@ -86,6 +86,33 @@ def _dependents() -> tuple[Subject, ...]:
     )
 
 
+_ALONE = partial(hopperflash.flash_attn_func, sm_margin=131)
+"""Leaves one SM, whose CTA computes all tiles."""
+
+
+def _persistent() -> tuple[Subject, ...]:
+    """Three query tiles, and three key tiles in turn, of one CTA: what hands memory on from tile to
+    tile, which a CTA with one tile executes only once.
+    """
+    names = {
+        "mbarrier-wait", "mbarrier-arrive", "mbarrier-init-count", "mbarrier-init-fewer",
+        "bulk-wait", "bulk-wait-for-older",
+    }  # fmt: skip
+    faults = tuple(fault for fault in FAULTS if fault.name in names)
+    forward = Case("mutant", seqlen_q=450, seqlen_k=450, causal=True)
+    backward = BackwardCase("mutant", seqlen_q=140, seqlen_k=300, causal=True, deterministic=True)
+    return (
+        Subject(
+            "persistent-forward-d64", "ForwardSm90", partial(check_forward, forward, _ALONE),
+            faults=faults,
+        ),
+        Subject(
+            "persistent-backward-d64", "BackwardSm90", partial(check_backward, backward, _ALONE),
+            hazards="ordered", faults=faults,
+        ),
+    )  # fmt: skip
+
+
 def _forward_sm80() -> Subject:
     """Two causal row blocks of 128 over up to six key blocks of 64 in a ring of two stages."""
 
@@ -111,7 +138,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
-    *_dependents(),
+    *_dependents(), *_persistent(),
 )  # fmt: skip
 
 
