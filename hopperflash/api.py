@@ -32,6 +32,7 @@ class AttnKeywords(TypedDict, total=False):
     alibi_slopes: Tensor | None
     deterministic: bool
     return_attn_probs: bool
+    sm_margin: int
     return_lse: bool
     cu_seqlens_q: Tensor | None
     cu_seqlens_k: Tensor | None
@@ -64,6 +65,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, softmax(scale * Q K^T + mask) V, on GPU tensors or CPU tensors.
 
@@ -85,6 +87,8 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         return_lse: also return the log-sum-exp.
         out: memory to write the output to, of any strides; not where gradients are needed.
         backend: "sm90", "sm80" or "cpu"; default that of `use_backend`, or the first able one.
+        sm_margin: streaming multiprocessors left free for other kernels, such as those that
+            communicate, in this call and its backward; the cpu backend has none.
 
     Returns:
         out (batch, seqlen_q, heads_q, head_dim_v) in the dtype of q; with `return_lse` also the
@@ -103,6 +107,7 @@ def flash_attn_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's positional o
         alibi=alibi_slopes is not None,
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
+        sm_margin=sm_margin,
     )
     out, lse = ops.attention({"q": q, "k": k, "v": v, **_given(out=out)}, options, backend)
     return (out, lse) if return_lse else out
@@ -130,6 +135,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention within each of many sequences, packed one behind the other.
 
@@ -164,6 +170,7 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - FlashAttention-2's order
         alibi=alibi_slopes is not None,
         deterministic=deterministic,
         return_attn_probs=return_attn_probs,
+        sm_margin=sm_margin,
     )
     given = {
         "q": q,
@@ -203,6 +210,7 @@ def flash_attn_backward(  # noqa: PLR0913, PLR0917 - close to FlashAttention-2's
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients from the results of a forward, without autograd; not differentiable itself.
 
@@ -231,6 +239,7 @@ def flash_attn_backward(  # noqa: PLR0913, PLR0917 - close to FlashAttention-2's
         softcap=softcap,
         alibi=alibi_slopes is not None,
         deterministic=deterministic,
+        sm_margin=sm_margin,
     )
     given = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
     given |= _given(

@@ -66,6 +66,7 @@ def _options(
             softcap=options.softcap,
             deterministic=options.deterministic,
             backend=backend,
+            sm_margin=options.sm_margin,
         )
     call = accept(given, options, direction=direction, backend=backend)
     return Options.of(call.plan.problem, backend)

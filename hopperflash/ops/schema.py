@@ -23,7 +23,7 @@ _MASK = "bool[3] output_mask=[True, True, True]"
 _ALL = (True, True, True)
 _OPTIONS = (
     "float? softmax_scale=None, bool causal=False, SymInt window_left=-1, SymInt window_right=-1,"
-    " float softcap=0.0, bool deterministic=False, str? backend=None"
+    " float softcap=0.0, bool deterministic=False, str? backend=None, int sm_margin=0"
 )
 
 
@@ -37,6 +37,7 @@ class Options(NamedTuple):
     softcap: float = 0.0
     deterministic: bool = False
     backend: str | None = None
+    sm_margin: int = 0
 
     @classmethod
     def of(cls, problem: AttnProblem, backend: str | None) -> Options:
@@ -49,6 +50,7 @@ class Options(NamedTuple):
             softcap=problem.softcap,
             deterministic=problem.deterministic,
             backend=backend,
+            sm_margin=problem.sm_margin,
         )
 
     @property
@@ -60,6 +62,7 @@ class Options(NamedTuple):
             window_size=(self.window_left, self.window_right),
             softcap=self.softcap,
             deterministic=self.deterministic or torch.are_deterministic_algorithms_enabled(),
+            sm_margin=self.sm_margin,
         )
 
 

@@ -68,8 +68,10 @@ def _cpu_supports(problem: AttnProblem, arch: ArchSpec, direction: Direction) ->
 def _no_kernels(problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Steps:
     results = ("out",) if direction == "forward" else GRADIENTS
     given = [name for name, _ in problem.operands if name in results]
+    margin = f"sm_margin {problem.sm_margin}: the cpu has no SMs to leave free"
     return Steps(
-        copies_back=tuple(Copy(name, "torch computes it in memory of its own") for name in given)
+        reasons=(margin,) if problem.sm_margin else (),
+        copies_back=tuple(Copy(name, "torch computes it in memory of its own") for name in given),
     )
 
 

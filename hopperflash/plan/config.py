@@ -25,6 +25,13 @@ class POperand(Enum):
     SHARED = "shared"
 
 
+class Scheduler(Enum):
+    """How many tiles a CTA computes."""
+
+    SINGLE = "single-tile"
+    PERSISTENT = "persistent"  # no more CTAs than may run at once: each strides over the tiles
+
+
 @dataclass(frozen=True)
 class ForwardConfig:
     """A warp-specialised forward kernel: one producer warpgroup loads, the others compute.
@@ -45,16 +52,18 @@ class ForwardConfig:
     p_operand: POperand
     stages_kv: int = 2
     group: int = 1
+    scheduler: Scheduler = Scheduler.SINGLE
 
     @property
     def queries(self) -> int:
-        """Queries per CTA."""
+        """Queries per tile."""
         return self.tile_m // self.group
 
     @property
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
-        return (f"group{self.group}",) if self.group > 1 else ()
+        group = (f"group{self.group}",) if self.group > 1 else ()
+        return (*group, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:
@@ -83,6 +92,7 @@ class BackwardConfig:
     stages_do: int = 2
     deterministic: bool = False
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
+    scheduler: Scheduler = Scheduler.SINGLE
 
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""
@@ -91,7 +101,8 @@ class BackwardConfig:
     @property
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
-        return ("deterministic",) if self.deterministic else ()
+        order = ("deterministic",) if self.deterministic else ()
+        return (*order, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:
@@ -169,16 +180,18 @@ class ForwardConfigSm80:
     stages_kv: int = 2
     q_in_registers: bool = False
     group: int = 1
+    scheduler: Scheduler = Scheduler.SINGLE
 
     @property
     def queries(self) -> int:
-        """Queries per CTA."""
+        """Queries per tile."""
         return self.tile_m // self.group
 
     @property
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
-        return (f"group{self.group}",) if self.group > 1 else ()
+        group = (f"group{self.group}",) if self.group > 1 else ()
+        return (*group, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:
@@ -204,6 +217,7 @@ class BackwardConfigSm80:
     stages: int = 2
     deterministic: bool = False
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
+    scheduler: Scheduler = Scheduler.SINGLE
 
     @property
     def threads(self) -> int:
@@ -237,7 +251,12 @@ class BackwardConfigSm80:
     @property
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
-        return ("deterministic",) if self.deterministic else ()
+        order = ("deterministic",) if self.deterministic else ()
+        return (*order, *_scheduler_name(self.scheduler))
+
+
+def _scheduler_name(scheduler: Scheduler) -> tuple[str, ...]:
+    return () if scheduler is Scheduler.SINGLE else (scheduler.value,)
 
 
 MainConfig = ForwardConfig | BackwardConfig | ForwardConfigSm80 | BackwardConfigSm80

@@ -21,6 +21,7 @@ from hopperflash.plan.config import (
 )
 from hopperflash.plan.explain_roles import operand_notes, roles
 from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
+from hopperflash.plan.scheduling import describe
 from hopperflash.problem import AttnProblem
 
 Sections = Iterator[tuple[str, list[str]]]
@@ -47,9 +48,11 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
         yield "bandwidth", [_bandwidth(config, plan.problem.dtype.itemsize)]
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
+        yield "scheduler", list(describe(call, plan.problem, plan.arch))
         yield "grid", [_grid(call, plan, "query tiles", heads)]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
+    yield "scheduler", list(describe(call, plan.problem, plan.arch))
     yield "grid", [_grid(call, plan, "key tiles", "key heads")]
     yield "Q blocks", list(_blocks(config, plan.problem))
     if config.needs("dq"):
@@ -147,11 +150,12 @@ def _bandwidth(config: ForwardConfig | BackwardConfig, itemsize: int) -> str:
 
 
 def _grid(call: KernelCall, plan: LaunchPlan, tiles: str, heads: str) -> str:
-    x, y, z = call.grid
+    x, y, z = call.tiles or call.grid
+    ctas = "CTAs" if call.tiles is None else f"tiles for {call.grid[0]} CTAs"
     if not plan.problem.is_packed:
-        return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} CTAs"
+        return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} {ctas}"
     count = plan.problem.heads_k if heads == "key heads" else plan.problem.heads_q
-    return f"at most {x // count} {tiles} x {count} {heads} = {x} CTAs"
+    return f"at most {x // count} {tiles} x {count} {heads} = {x} {ctas}"
 
 
 def _blocks(config: MainConfig, problem: AttnProblem) -> Iterator[str]:

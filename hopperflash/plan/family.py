@@ -22,6 +22,7 @@ from hopperflash.plan.config import (
 )
 from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
 from hopperflash.plan.limits import limit_reasons
+from hopperflash.plan.scheduling import margin_reasons, max_ctas, placed, scheduled
 from hopperflash.plan.support import Support
 from hopperflash.plan.tile_tables import TileTables
 from hopperflash.problem import (
@@ -37,7 +38,7 @@ from hopperflash.problem.lengths import LENGTHS
 from hopperflash.problem.results import expected_facts
 
 STATISTICS = ("lse", "dlse")
-SCALARS = ("softmax_scale", "softcap", "window_left", "window_right")
+SCALARS = ("softmax_scale", "softcap", "window_left", "window_right", "max_ctas")
 FORWARD_OPERANDS = ("q", "k", "v", "out", "lse")
 
 PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "BackwardPreprocess")
@@ -75,7 +76,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         reasons = []
         if self.feature not in arch.features:
             reasons.append(f"arch {arch.name} has no {self.feature.replace('_', '.')}")
-        reasons += limit_reasons(problem, direction)
+        reasons += limit_reasons(problem, direction) + margin_reasons(problem, arch)
         if not reasons:
             reasons += self._tile_reasons(problem, arch, direction)
         return Support.unless(reasons)
@@ -109,9 +110,10 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         )
 
     def _forward_steps(self, problem: AttnProblem, arch: ArchSpec) -> Steps:
-        """One launch, one CTA per tile of queries, query head and batch entry."""
+        """One launch over the tiles of queries, query heads and batch entries."""
         p: AttnProblem = problem
-        config, source = self.forward_config(p, arch)
+        tile, source = self.forward_config(p, arch)
+        config: ForwardT = scheduled(tile, p)
         listed = TileTableConfig(tile_m=config.queries, descending_q=p.is_causal)
         tables: TileTables = TileTables.of(p, listed)
         spec = KernelSpec(self.forward, config, p.signature, arch.name)
@@ -120,11 +122,12 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         operands = (*FORWARD_OPERANDS, tables.operand("q"), *SCALARS)
         results = _results(p, ("out", "lse"))
         copies, copies_back = self._copies(p, results)
+        main = placed(KernelCall(spec, operands, grid), p, arch)
         return Steps(
-            calls=_in_a_row(tables.before(arch, [KernelCall(spec, operands, grid)]), arch),
+            calls=_in_a_row(tables.before(arch, [main]), arch),
             copies=copies,
             copies_back=copies_back,
-            scalars=_scalars(p),
+            scalars=_scalars(p, max_ctas(config, p, arch)),
             workspaces=tables.buffers(),
             results=results,
             reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}",),
@@ -136,7 +139,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         tile, source = self.backward_config(p, arch)
         # Only dQ is added up by several CTAs, so only dQ needs an order.
         config: BackwardT = replace(
-            tile,
+            scheduled(tile, p),
             deterministic=p.deterministic and "dq" in p.gradients,
             gradients=p.gradients,
         )
@@ -160,7 +163,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
             calls=_in_a_row(calls, arch),
             copies=copies,
             copies_back=copies_back,
-            scalars=_scalars(p),
+            scalars=_scalars(p, max_ctas(config, p, arch)),
             workspaces=tables.buffers(
                 Buffer("lse_log2", statistic, "float32"),
                 Buffer("delta", statistic, "float32"),
@@ -244,11 +247,12 @@ def _backward_calls(
         tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m)),
     )
     gradients = tuple(name if config.needs(name) else name[1:] for name in ("dk", "dv"))
-    yield KernelCall(
+    call = KernelCall(
         KernelSpec(main, config, p.signature, arch.name),
         (*BACKWARD_INPUTS, *gradients, tables.operand("k"), *SCALARS),
         tables.grid("k", p.heads_k, _ceil_div(p.seqlen_k, config.tile_n)),
     )
+    yield placed(call, p, arch)
     if config.needs("dq"):
         after = PostprocessConfig()
         yield KernelCall(
@@ -258,7 +262,7 @@ def _backward_calls(
         )
 
 
-def _scalars(problem: AttnProblem) -> tuple[tuple[str, float | int], ...]:
+def _scalars(problem: AttnProblem, most: int) -> tuple[tuple[str, float | int], ...]:
     """The numbers that kernels take."""
     p = problem
     left, right = (
@@ -270,6 +274,7 @@ def _scalars(problem: AttnProblem) -> tuple[tuple[str, float | int], ...]:
         ("softcap", p.softcap),
         ("window_left", left),
         ("window_right", right),
+        ("max_ctas", most),
         ("total_q", p.seqlen_q),
         ("total_k", p.seqlen_k),
     )

@@ -40,12 +40,14 @@ class KernelSpec:
 class KernelCall:
     """One launch: arguments by name, in the kernel's order, and the grid in CTAs.
 
-    `NOTHING` stands for an argument that this variant of the kernel does not take.
+    `NOTHING` stands for an argument that this variant of the kernel does not take. `tiles` is what
+    the CTAs of a persistent kernel share, where others have a CTA each.
     """
 
     spec: KernelSpec
     operands: tuple[str, ...]
     grid: tuple[int, int, int]
+    tiles: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ SEQLEN_MAX = 2**31 - 256
 WINDOW_SEQLEN_MAX = 2**29
 # Packed rows are counted from the end of a sequence, within 2^30 of it.
 PACKED_ROWS_MAX = 2**30 - 256
+# Of a persistent kernel, whose CTAs count past the last tile by as many as there are CTAs.
+TILES_MAX = 2**31 - 2**16
 SMALLEST_TILE, LARGEST_TILE = 32, 128  # of queries or keys, of a backward
 # The row maximum is taken before scaling, which asks for a positive factor, and the last factor
 # is multiplied by log2(e) in fp32.
@@ -61,6 +63,9 @@ def _sizes(problem: AttnProblem, direction: Direction) -> Iterator[tuple[str, in
         yield "batch", p.batch, GRID_YZ_MAX, "grid z"
         yield "seqlen_q", p.seqlen_q, rows, why
         yield "seqlen_k", p.seqlen_k, rows, why
+        if p.sm_margin:
+            most = -(-max(p.seqlen_q, p.seqlen_k) // SMALLEST_TILE) * p.heads_q * p.batch
+            yield "tiles", most, TILES_MAX, "32-bit numbers of tiles under sm_margin"
         return
     if rows > PACKED_ROWS_MAX:
         rows, why = PACKED_ROWS_MAX, "30-bit coordinates of packed rows"

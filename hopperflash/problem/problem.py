@@ -49,7 +49,8 @@ class AttnProblem:
     Q is `(batch, seqlen_q, heads_q, head_dim)`, K `(batch, seqlen_k, heads_k, head_dim)`, V
     `(batch, seqlen_k, heads_k, head_dim_v)`. `operands` holds the facts of each by name. `alibi`
     and `return_attn_probs` are only asked for: a backend honours or refuses them. `gradients` are
-    those that a backward has to compute; `backward_problem` narrows them.
+    those that a backward has to compute; `backward_problem` narrows them. `sm_margin` streaming
+    multiprocessors are left to other kernels.
 
     Packed sequences are one batch entry whose rows are all of theirs, and `sequences` is their
     number; their lengths are values of the operands "cu_seqlens_q", "cu_seqlens_k" and, where
@@ -74,6 +75,7 @@ class AttnProblem:
     deterministic: bool = False
     return_attn_probs: bool = False
     gradients: tuple[str, ...] = GRADIENTS
+    sm_margin: int = 0
     sequences: int | None = None
 
     def __hash__(self) -> int:

@@ -34,6 +34,7 @@ class AttnOptions:
     alibi: bool = False
     deterministic: bool = False
     return_attn_probs: bool = False
+    sm_margin: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -46,6 +47,8 @@ class AttnOptions:
             and isinstance(self.alibi, bool)
             and isinstance(self.deterministic, bool)
             and isinstance(self.return_attn_probs, bool)
+            and isinstance(self.sm_margin, int)
+            and not isinstance(self.sm_margin, bool)
             and isinstance(self.window_size, tuple)
             and len(self.window_size) == 2
             and all(bound is None or isinstance(bound, int) for bound in self.window_size)
@@ -104,6 +107,7 @@ def build_problem(
         alibi=options.alibi,
         deterministic=options.deterministic,
         return_attn_probs=options.return_attn_probs,
+        sm_margin=options.sm_margin,
         sequences=sequences,
     )
 
@@ -280,6 +284,9 @@ def option_reasons(options: AttnOptions) -> list[str]:
         for name in switches
         if not isinstance(value := getattr(options, name), int)
     ]
+    margin = options.sm_margin
+    if not isinstance(margin, int) or isinstance(margin, bool) or margin < 0:
+        reasons.append(f"sm_margin is {margin!r}: give the number of SMs to leave free, or 0")
     dropout_p, softcap, scale = map(numbers.get, ("dropout_p", "softcap", "softmax_scale"))
     if isinstance(dropout_p, Real) and not 0.0 <= dropout_p < 1.0:
         reasons.append(f"dropout_p is {dropout_p}: give a probability in [0, 1)")

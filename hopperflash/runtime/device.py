@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import torch
 
 from hopperflash.plan import ArchSpec, arch_of, arch_of_capability
@@ -11,7 +14,7 @@ from hopperflash.runtime import emulation
 def target_arch(
     device: torch.device, arch: str | None = None, backend: str | None = None
 ) -> ArchSpec:
-    """The named arch; else that of the device.
+    """The named arch; else that of the device, with as many SMs as it has.
 
     CPU tensors follow the active `emulate`, unless the cpu backend is asked for.
 
@@ -20,6 +23,16 @@ def target_arch(
     if arch is not None:
         return arch_of(arch)
     if device.type == "cuda":
-        return arch_of_capability(torch.cuda.get_device_capability(device))
+        return _arch_of_gpu(device)
     session = emulation.session_of(device)
     return arch_of("cpu") if session is None or backend == "cpu" else session.arch
+
+
+def _arch_of_gpu(device: torch.device) -> ArchSpec:
+    properties = torch.cuda.get_device_properties(device)
+    return _with_sms((properties.major, properties.minor), properties.multi_processor_count)
+
+
+@lru_cache
+def _with_sms(capability: tuple[int, int], sms: int) -> ArchSpec:
+    return replace(arch_of_capability(capability), sms=sms)

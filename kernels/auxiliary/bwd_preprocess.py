@@ -17,21 +17,16 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_stream
 
-from hopperflash.plan.config import PreprocessConfig
+from hopperflash.plan.config import PreprocessConfig, Scheduler
 from hopperflash.problem.problem import Signature
 
 from ..common import operands
 from ..common.band import Seqlens
 from ..common.dependent import wait_for_previous
 from ..common.dtypes import NUMERIC
-from ..common.sequence import (
-    AssignedTile,
-    assigned_tile,
-    first_padded_block,
-    sequence_rows,
-    sequence_statistic,
-)
+from ..common.sequence import first_padded_block, sequence_rows, sequence_statistic
 from ..common.softmax import LOG2_E
+from ..common.work import AssignedTile, Tiles, Walk, first_tile, grid
 
 _LANES_PER_ROW = 8
 _VECTOR = 8  # 16-bit elements in 16 bytes
@@ -93,26 +88,28 @@ class BackwardPreprocess:
         stream: CUstream,
     ):
         batch, heads_q, _ = mDelta.shape
-        tile_m = self.config.tile_m
-        if cutlass.const_expr(self.packed):
-            grid = (cute.size(mTiles, mode=[0]) * heads_q, 1, 1)
-        else:
-            grid = (cute.ceil_div(mO.shape[1], tile_m), heads_q, batch)
+        seqlen_q = mO.shape[1]
+        tiles = Tiles(
+            table=mTiles,
+            blocks=cute.ceil_div(seqlen_q, self.config.tile_m),
+            heads=heads_q,
+            batch=batch,
+            seqlens=Seqlens(q=seqlen_q, k=Int32(0)),
+        )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         tensors = Tensors(mO, mdO, mLSE, mdLSE, mLSE_log2, mDelta, mdQ)
-        self.kernel(tensors, mTiles).launch(
-            grid=grid,
+        self.kernel(tensors, tiles).launch(
+            grid=grid(tiles, Scheduler.SINGLE),
             block=(self.config.threads, 1, 1),
             use_pdl=self.dependent,
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, tensors: Tensors, mTiles: Any):
+    def kernel(self, tensors: Tensors, tiles: Tiles):
         wait_for_previous(self.dependent)
-        config, heads_q = self.config, tensors.mO.shape[2]
-        seqlen_q = tensors.mO.shape[1]
-        tile = assigned_tile(mTiles, heads_q, Seqlens(seqlen_q, Int32(0)), descending=False)
+        config = self.config
+        tile = first_tile(Walk(Scheduler.SINGLE, descending=False, tiles=tiles))
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
             rows = config.threads // _LANES_PER_ROW

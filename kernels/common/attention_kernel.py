@@ -13,6 +13,7 @@ from hopperflash.problem.problem import Signature
 from . import operands
 from .band import Band
 from .dtypes import NUMERIC
+from .work import Tiles, Walk
 
 ConfigT = TypeVar("ConfigT", bound=MainConfig)
 
@@ -53,8 +54,6 @@ class AttentionKernel(Generic[ConfigT]):
         """The mask, whose kind is part of the compiled code, of tiles of `group` heads."""
         return Band(self.signature.mask_kind, window_left, window_right, group)
 
-    def grid(self, mTiles: Any, blocks: Int32, heads: Int32, batch: Int32) -> tuple[Any, ...]:
-        """One CTA a tile and head: of all batch entries alike, or of the table of tiles."""
-        if mTiles is None:
-            return (blocks, heads, batch)
-        return (mTiles.shape[0] * heads, 1, 1)
+    def walk(self, tiles: Tiles, descending: bool) -> Walk:
+        """The way of this CTA through the tiles."""
+        return Walk(self.config.scheduler, descending, tiles)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
-
-from hopperflash.plan.config import TILE_FIELDS
+from cutlass import Int32
 
 from .band import Seqlens
 
@@ -28,55 +25,6 @@ class Sequence(NamedTuple):
     q: Rows  # seqlens.q of them are queries, the others see no key
     k: Rows  # seqlens.k of them are keys, the others are seen by no query
     seqlens: Seqlens
-
-
-class AssignedTile(NamedTuple):
-    """What a CTA computes."""
-
-    block: Int32  # of queries or of keys; -1 where nothing is left to do
-    head: Int32
-    sequence: Sequence
-
-
-@cute.jit
-def assigned_tile(
-    mTiles: Any,  # (tiles, 8) int32 of packed sequences; None of dense tensors
-    heads: Int32,
-    seqlens: Seqlens,
-    descending: Constexpr[bool],
-):
-    """The block, head and sequence of this CTA.
-
-    Dense: the grid is (blocks, heads, batch). Packed: (tiles * heads), heads first, so that those
-    which share K and V run close together; the order of tiles is the table's.
-    """
-    block, head, batch = cute.arch.block_idx()
-    if cutlass.const_expr(mTiles is None):
-        if cutlass.const_expr(descending):
-            block = cute.arch.grid_dim()[0] - 1 - block
-        zero = Int32(0)
-        sequence = Sequence(batch, zero, Rows(zero, seqlens.q), Rows(zero, seqlens.k), seqlens)
-    else:
-        tile = block // heads
-        head = block - tile * heads
-        block, sequence = read_tile(mTiles, tile)
-    return AssignedTile(block, head, sequence)
-
-
-@cute.jit
-def read_tile(mTiles: cute.Tensor, tile: Int32):
-    """(block, sequence) of a row of the table: a `TILE_FIELDS` record."""
-    fields = cute.make_rmem_tensor(len(TILE_FIELDS), Int32)
-    cute.autovec_copy(mTiles[tile, None], fields)
-    value = dict(zip(TILE_FIELDS, (fields[i] for i in range(len(TILE_FIELDS))), strict=True))
-    sequence = Sequence(
-        Int32(0),
-        value["sequence"],
-        Rows(value["first_q"], value["rows_q"]),
-        Rows(value["first_k"], value["rows_k"]),
-        Seqlens(value["seqlen_q"], value["seqlen_k"]),
-    )
-    return value["block"], sequence
 
 
 def sequence_rows(

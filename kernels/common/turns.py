@@ -13,7 +13,7 @@ from cutlass import Constexpr, Int32
 from hopperflash.problem.mask import MaskKind
 
 from .band import Band, visible_keys
-from .key_tile import KeyTile
+from .tiles import KeyTile
 
 
 @cute.jit

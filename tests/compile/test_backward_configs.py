@@ -22,11 +22,12 @@ from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.plan.tiles_sm90 import BACKWARD_TILES, BackwardTile, backward_config, backward_tile
 from hopperflash.problem import DType, MaskKind, Signature
 from hopperflash.runtime.compile import compile_kernel
-from tests.support.configurations import EVERYTHING, NAMES, VARIANTS, Variant, params
+from tests.support.configurations import EVERYTHING, NAMES, VARIANTS, Variant, params, walking
 
 pytestmark = pytest.mark.compile
 
 BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
+FEW = 128  # the head dim whose persistent kernel is compiled by default
 # Loops over query tiles: those that an edge cuts and those between; a window has two edges.
 LOOPS = {MaskKind.FULL: 2, MaskKind.CAUSAL: 2, MaskKind.WINDOW: 3}
 
@@ -56,9 +57,11 @@ def _heaviest(tile: BackwardTile) -> Variant:
 
 
 def _sampled() -> Iterator[KernelSpec]:
-    """Each row at its heaviest, in an order of additions."""
+    """Each row at its heaviest, in an order of additions; one too with CTAs of several tiles."""
     for tile in BACKWARD_TILES:
         yield _spec(_own(tile, deterministic=True), FP16, _heaviest(tile))
+        if tile.head_dim == FEW:
+            yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile)))
 
 
 def _covering() -> Iterator[KernelSpec]:
@@ -71,6 +74,8 @@ def _covering() -> Iterator[KernelSpec]:
             if _takes(tile, variant):
                 yield _spec(_own(tile, deterministic), FP16, variant)
         yield _spec(_own(tile, deterministic=True), BF16, _heaviest(tile))
+        yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile)))
+        yield walking(_spec(_own(tile), BF16, _lightest(tile, tile.masks[0])))
         for gradients in (("dq",), ("dk", "dv")):
             yield _spec(replace(_own(tile), gradients=gradients), FP16, _heaviest(tile))
     for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):

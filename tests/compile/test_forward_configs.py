@@ -14,12 +14,13 @@ from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles_sm90 import FORWARD_TILES, ForwardTile, forward_config, forward_tile
 from hopperflash.problem import DType, MaskKind
 from hopperflash.runtime.compile import compile_kernel
-from tests.support.configurations import GROUP, VARIANTS, Variant, params
+from tests.support.configurations import GROUP, VARIANTS, Variant, params, walking
 from tests.support.sass import HOPPER_ONLY, hopper_only
 
 pytestmark = pytest.mark.compile
 
 BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
+FEW = 128  # the head dim whose persistent kernels are compiled by default
 
 
 def _spec(tile: ForwardTile, dtype: DType, variant: Variant, group: int = 1) -> KernelSpec:
@@ -42,9 +43,12 @@ def _heaviest(tile: ForwardTile) -> Variant:
 
 
 def _sampled() -> Iterator[KernelSpec]:
-    """Each row at its heaviest: folded heads, and fp16, have taken the most registers."""
+    """Each row at its heaviest: folded heads, and fp16, have taken the most registers. Some of them
+    with CTAs of several tiles."""
     for tile in FORWARD_TILES:
         yield _spec(tile, FP16, _heaviest(tile), GROUP)
+        if tile.head_dim == FEW:
+            yield walking(_spec(tile, FP16, _heaviest(tile), GROUP))
 
 
 def _covering() -> Iterator[KernelSpec]:
@@ -56,6 +60,8 @@ def _covering() -> Iterator[KernelSpec]:
             if _takes(tile, variant):
                 yield _spec(tile, FP16, variant, GROUP)
         yield _spec(tile, BF16, _heaviest(tile))
+        yield walking(_spec(tile, FP16, _heaviest(tile), GROUP))
+        yield walking(_spec(tile, BF16, _lightest(tile, tile.masks[0])))
 
 
 @pytest.mark.parametrize("spec", params(_sampled(), _covering()))

@@ -21,7 +21,15 @@ from hopperflash.plan.tiles_sm80 import (
 )
 from hopperflash.problem import DType, MaskKind
 from hopperflash.runtime.compile import compile_kernel
-from tests.support.configurations import DOCUMENTS, EVERYTHING, GROUP, VARIANTS, Variant, params
+from tests.support.configurations import (
+    DOCUMENTS,
+    EVERYTHING,
+    GROUP,
+    VARIANTS,
+    Variant,
+    params,
+    walking,
+)
 from tests.support.sass import hopper_only
 
 pytestmark = pytest.mark.compile
@@ -58,6 +66,7 @@ def _sampled() -> Iterator[KernelSpec]:
     yield _spec("sm_80", (64, 64), FP16, DOCUMENTS, "folded")
     yield _spec("sm_80", (128, 128), FP16, DOCUMENTS, "backward")
     yield _spec("sm_80", (128, 128), BF16, Variant(MaskKind.CAUSAL), "deterministic")
+    yield walking(_spec("sm_80", (64, 64), FP16, DOCUMENTS, "folded"))
     for arch, forward, backward in (
         ("sm_86", 192, 256),
         ("sm_100a", 128, 64),
@@ -88,6 +97,9 @@ def _covering() -> Iterator[KernelSpec]:
         for pair in UNEQUAL:
             yield _spec(arch, pair, FP16, EVERYTHING, "folded")
             yield _spec(arch, pair, FP16, DOCUMENTS, "backward")
+    for pair in EQUAL:
+        yield walking(_spec("sm_80", pair, FP16, DOCUMENTS, "folded"))
+        yield walking(_spec("sm_80", pair, FP16, DOCUMENTS, "deterministic"))
     for arch, pair in product((*NEWER, *SAMPLED_ARCHS), EQUAL):
         yield _spec(arch, pair, FP16, EVERYTHING, "folded")
         yield _spec(arch, pair, FP16, EVERYTHING, "backward")

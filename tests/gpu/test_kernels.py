@@ -50,6 +50,20 @@ def test_repeated_runs_are_equal() -> None:
         assert torch.equal(first, hopperflash.flash_attn_func(q, k, v, causal=True))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_margin_changes_no_bit(causal: bool) -> None:
+    """Few CTAs with many tiles, many with few, and one alone, which take turns at dQ."""
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    leaves = [x.cuda().requires_grad_() for x in make_inputs(replace(CASE, batch=8))]
+    results = []
+    for margin in (0, 1, sms // 2, sms - 3, sms - 1):
+        options: dict[str, Any] = {"causal": causal, "deterministic": True, "sm_margin": margin}
+        out = hopperflash.flash_attn_func(*leaves, **options)
+        results.append((out, *torch.autograd.grad(out, leaves, torch.ones_like(out))))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_deterministic_gradients_are_equal_in_every_run(head_dim: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 
 from hopperflash.plan import KernelSpec
+from hopperflash.plan.config import MainConfig, Scheduler
+from hopperflash.plan.scheduling import persistent
 from hopperflash.problem import DType, MaskKind, Signature
 
 NAMES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
@@ -29,6 +32,12 @@ class Variant(NamedTuple):
 EVERYTHING = Variant(MaskKind.WINDOW, softcap=True, packed=True)
 DOCUMENTS = Variant(MaskKind.CAUSAL, packed=True)
 VARIANTS = (EVERYTHING, DOCUMENTS, Variant(MaskKind.WINDOW, packed=True), Variant(MaskKind.FULL))
+
+
+def walking(spec: KernelSpec) -> KernelSpec:
+    """The same with CTAs that walk over several tiles."""
+    assert isinstance(spec.config, MainConfig)
+    return replace(spec, config=persistent(spec.config))
 
 
 def params(sampled: Iterable[KernelSpec], covering: Iterable[KernelSpec]) -> list[Any]:
@@ -53,6 +62,7 @@ def _id(spec: KernelSpec) -> str:
         "softcap" if signature.softcap else "",
         "packed" if signature.packed else "",
         "deterministic" if getattr(config, "deterministic", False) else "",
+        "persistent" if config.scheduler is Scheduler.PERSISTENT else "",
         "folded" if getattr(config, "group", 1) > 1 else "",
         *(gradients if len(gradients) < 3 else ()),
     )

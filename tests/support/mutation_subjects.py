@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,6 +87,37 @@ def _dependents() -> tuple[Subject, ...]:
     )
 
 
+_ALONE = partial(hopperflash.flash_attn_func, sm_margin=131)
+"""Leaves one SM, whose CTA computes all tiles."""
+
+
+def _persistent() -> tuple[Subject, ...]:
+    """Three query tiles, and three key tiles in turn, of one CTA, or many blocks and many tiles:
+    what hands memory on from tile to tile, which a CTA with one tile executes only once.
+    """
+    names = {
+        "mbarrier-wait", "mbarrier-arrive", "mbarrier-init-count", "mbarrier-init-fewer",
+        "bulk-wait", "bulk-wait-for-older",
+    }  # fmt: skip
+    faults = tuple(fault for fault in FAULTS if fault.name in names)
+    forward = Case("mutant", seqlen_q=450, seqlen_k=450, causal=True)
+    many_keys = replace(forward, seqlen_k=3392)
+    backward = BackwardCase("mutant", seqlen_q=140, seqlen_k=300, causal=True, deterministic=True)
+    many_tiles = replace(backward, seqlen_q=128, seqlen_k=256, heads_q=10, heads_k=10)
+    return (
+        Subject(
+            "persistent-forward-d64", "ForwardSm90", partial(check_forward, forward, _ALONE),
+            partial(check_forward, many_keys, _ALONE),
+            faults=faults,
+        ),
+        Subject(
+            "persistent-backward-d64", "BackwardSm90", partial(check_backward, backward, _ALONE),
+            partial(check_backward, many_tiles, _ALONE),
+            hazards="ordered", faults=faults,
+        ),
+    )  # fmt: skip
+
+
 def _forward_sm80() -> Subject:
     """Two causal row blocks of 128 over up to six key blocks of 64 in a ring of two stages."""
 
@@ -111,7 +143,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
-    *_dependents(),
+    *_dependents(), *_persistent(),
 )  # fmt: skip
 
 
@@ -226,8 +258,11 @@ _BACKWARD_SM80 = (
         for site in range(4)
     ),
 )  # fmt: skip
+_SAME_HANDED_ON = {("mbarrier-wait", 2), ("bulk-wait", 1), ("bulk-wait-for-older", 1)}
+_PERSISTENT_BACKWARD = tuple(entry for entry in _BACKWARD if entry[:2] in _SAME_HANDED_ON)
 _TABLE = (
     ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
+    ("persistent-backward-d64", _PERSISTENT_BACKWARD),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)

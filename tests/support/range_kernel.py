@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from hopperflash.kernels.common.band import Band, Seqlens
 from hopperflash.kernels.common.block_range import key_block_range, query_block_range
-from hopperflash.kernels.common.key_tile import KeyTile
 from hopperflash.kernels.common.sequence import Rows, Sequence
+from hopperflash.kernels.common.tiles import KeyTile
 from hopperflash.kernels.common.turns import turn_of
 
 from hopperflash.problem import MaskKind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,6 +11,10 @@ import hopperflash
 from hopperflash import InvalidArgument, UnsupportedProblem
 
 CAPABILITIES = ((9, 0), (8, 6), (12, 0), (8, 0), (7, 5), (15, 0))
+PROPERTIES = [
+    SimpleNamespace(major=major, minor=minor, multi_processor_count=40 + major)
+    for major, minor in CAPABILITIES
+]
 HOPPER, SMALL_AMPERE, BLACKWELL, AMPERE, TURING, UNKNOWN = range(len(CAPABILITIES))
 
 
@@ -31,9 +37,7 @@ class OnGpu(torch.Tensor):
 
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda where: CAPABILITIES[where.index]
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: PROPERTIES[where.index])
 
 
 def qkv(index: int) -> tuple[torch.Tensor, ...]:
@@ -54,6 +58,14 @@ def test_each_call_is_planned_for_the_gpu_of_its_tensors(direction):
         backend, target = expected[index]
         assert (plan.backend, plan.problem.device) == (backend, f"cuda:{index}")
         assert {call.spec.target for call in plan.calls} == {target}
+
+
+def test_the_margin_is_taken_off_the_multiprocessors_of_the_device():
+    q, k, v = (OnGpu(HOPPER, 8, 4096, 8, 64) for _ in "qkv")
+    plan = hopperflash.make_plan(q, k, v, sm_margin=9)
+    assert plan.calls[0].grid == (40, 1, 1)
+    answer = hopperflash.supports(q, k, v, sm_margin=49)
+    assert "sm90: sm_margin 49 leaves none of the 49 SMs to attention" in answer.reasons
 
 
 def test_emulation_does_not_change_what_a_gpu_runs():

@@ -1,4 +1,4 @@
-"""The Ampere backward kernel: one CTA owns a tile of keys and values of one key head.
+"""The Ampere backward kernel: a CTA owns tiles of keys and values of one key head, one at a time.
 
 It streams the query tiles that see its keys, of every query head of the group, so that dK and dV
 are summed in registers and written once; dQ is added up in fp32 in global memory. Q, dO and their
@@ -7,6 +7,7 @@ row statistics travel through a ring of cp.async stages; all warps load, multipl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -15,20 +16,31 @@ from cuda.bindings.driver import CUstream
 from cutlass import Constexpr, Float32, Int32
 from cutlass.memory import SmemAllocator
 
-from hopperflash.plan.config import BackwardConfigSm80
+from hopperflash.plan.config import BackwardConfigSm80, Scheduler
 
 from ...common import operands, softmax, turns
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
-from ...common.block_range import query_block_range
 from ...common.dependent import wait_for_previous
-from ...common.key_tile import KeyTile
-from ...common.sequence import AssignedTile, assigned_tile, first_padded_block, sequence_rows
+from ...common.sequence import sequence_rows
+from ...common.tiles import key_tile
+from ...common.work import AssignedTile, Tiles, Walk, for_each_tile, grid, tile_number
 from .. import copies, cp_async
 from ..mma import smem_layout, tiled_mma
 from .mainloop import KernelOperands, MainloopContext, SmemTensors, TiledMmas, mainloop
 
 _ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class TileContext:
+    """What a CTA needs for its key tiles."""
+
+    tensors: KernelOperands
+    walk: Walk
+    band: Band
+    scales: softmax.Scales
+    smem: SmemTensors
 
 
 class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
@@ -55,18 +67,27 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
+        max_ctas: Int32,  # of a persistent kernel
         stream: CUstream,
     ):
+        config = self.config
         batch, seqlen_k, heads_k, _ = mK.shape
+        tiles = Tiles(
+            table=mTiles,
+            blocks=cute.ceil_div(seqlen_k, config.tile_n),
+            heads=heads_k,
+            batch=batch,
+            seqlens=Seqlens(q=mQ.shape[1], k=seqlen_k),
+        )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             KernelOperands(mQ, mK, mV, mdO, mLSE, mDelta, mdQ, mTurn, mdK, mdV),
-            mTiles,
+            tiles,
             softmax.make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
         ).launch(
-            grid=self.grid(mTiles, cute.ceil_div(seqlen_k, self.config.tile_n), heads_k, batch),
-            block=(self.config.threads, 1, 1),
+            grid=grid(tiles, config.scheduler, max_ctas),
+            block=(config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
             use_pdl=self.dependent,
@@ -77,50 +98,29 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
     def kernel(
         self,
         tensors: KernelOperands,
-        mTiles: Any,
+        tiles: Tiles,
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
         wait_for_previous(self.dependent)
-        tile = self.assigned_tile(tensors, mTiles)
-        band = self.band(*window)
-        if cutlass.const_expr(self.packed):
-            if tile.block >= 0:
-                self.compute_tile(tensors, mTiles, tile, band, scales)
-        else:
-            self.compute_tile(tensors, mTiles, tile, band, scales)
-
-    @cute.jit
-    def assigned_tile(self, tensors: KernelOperands, mTiles: Any):
-        """The key tile of this CTA."""
-        _, seqlen_k, heads_k, _ = tensors.mK.shape
-        seqlens = Seqlens(q=tensors.mQ.shape[1], k=seqlen_k)
         descending = turns.in_descending_order(self.signature.mask_kind, self.config.deterministic)
-        return assigned_tile(mTiles, heads_k, seqlens, descending=descending)
+        walk = self.walk(tiles, descending=descending)
+        context = TileContext(
+            tensors=tensors,
+            walk=walk,
+            band=self.band(*window),
+            scales=scales,
+            smem=self.allocate_smem(),
+        )
+        for_each_tile(walk, self.compute_tile, context, None)
 
     @cute.jit
-    def compute_tile(
-        self,
-        tensors: KernelOperands,
-        mTiles: Any,
-        assigned: AssignedTile,
-        band: Band,
-        scales: softmax.Scales,
-    ):
+    def compute_tile(self, ctx: TileContext, assigned: AssignedTile, state: None):
         """One tile of keys: all query tiles that see it, then its rows of dK and dV."""
-        config, dtype, sequence = self.config, self.dtype, assigned.sequence
+        config, dtype, tensors, smem = self.config, self.dtype, ctx.tensors, ctx.smem
         tidx, _, _ = cute.arch.thread_idx()
-        tile = KeyTile(
-            n_block=assigned.block,
-            head_k=assigned.head,
-            group=tensors.mQ.shape[2] // tensors.mK.shape[2],
-            queries=query_block_range(
-                assigned.block, sequence.seqlens, band, config.tile_m, config.tile_n
-            ),
-            sequence=sequence,
-            first_padded_block=first_padded_block(sequence, self.packed, config.tile_m),
-        )
-        smem = self.allocate_smem()
+        # As an argument of the kernel it has made head dim 128 spill, packed and in order.
+        group = tensors.mQ.shape[2] // tensors.mK.shape[2]
         mmas = TiledMmas(
             scores=tiled_mma(dtype, config.key_warps, config.key_shares, config.score_columns),
             keys=tiled_mma(dtype, config.key_warps, config.key_shares),
@@ -129,32 +129,35 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         acc_dK, acc_dV = mainloop(
             MainloopContext(
                 config=config,
-                band=band,
+                band=ctx.band,
                 capped=self.capped,
                 mmas=mmas,
                 copy_QK=cp_async.tiled_copy(dtype, config.threads, config.head_dim),
                 copy_dOV=cp_async.tiled_copy(dtype, config.threads, config.head_dim_v),
                 tensors=tensors,
                 smem=smem,
-                tile=tile,
+                tile=key_tile(assigned, ctx.band, group, config, self.packed),
                 tidx=tidx,
-                scales=scales,
+                scales=ctx.scales,
             )
         )
         # dK and dV leave through the memory of K and V, which nobody reads any more.
         cute.arch.sync_threads()
         if cutlass.const_expr(config.needs("dk")):
-            acc_dK.store(acc_dK.load() * scales.softmax)
+            acc_dK.store(acc_dK.load() * ctx.scales.softmax)
             copies.store_converted(mmas.keys, acc_dK, smem.sK[None, None, 0], tidx)
         if cutlass.const_expr(config.needs("dv")):
             copies.store_converted(mmas.keys, acc_dV, smem.sV[None, None, 0], tidx)
         cute.arch.sync_threads()
         # Read again: keeping its rows would take registers that the mainloop does not have.
-        finished = self.assigned_tile(tensors, mTiles)
+        finished = tile_number(ctx.walk, assigned.number)
         if cutlass.const_expr(config.needs("dk")):
             self.store_tile(smem.sK, tensors.mdK, config.head_dim, finished)
         if cutlass.const_expr(config.needs("dv")):
             self.store_tile(smem.sV, tensors.mdV, config.head_dim_v, finished)
+        if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+            # dK and dV have been read by all before the next K and V take their memory.
+            cute.arch.sync_threads()
 
     @cute.jit
     def store_tile(

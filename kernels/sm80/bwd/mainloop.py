@@ -21,10 +21,10 @@ from hopperflash.plan.config import BackwardConfigSm80, POperand
 
 from ...common import gradients, softmax, turns
 from ...common.band import Band
-from ...common.key_tile import KeyTile
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
 from ...common.sequence import Rows, sequence_rows
+from ...common.tiles import KeyTile
 from .. import copies, cp_async
 from ..mma import gemm, smem_operand, transposed
 

@@ -1,5 +1,5 @@
-"""The Ampere forward kernel: one CTA computes one tile of query rows of one head, or of all heads
-that share a key head.
+"""The Ampere forward kernel: a CTA computes tiles of query rows of one head, or of all heads that
+share a key head, one or several.
 
 All warps load, multiply and store. K and V blocks travel through a ring of `stages_kv` cp.async
 stages; of block j the CTA waits for K, starts the loads of block j + stages_kv - 1 into the stage
@@ -8,6 +8,7 @@ that block j - 1 has left, multiplies Q K^T, and waits for V only behind the sof
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -16,23 +17,17 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
-from hopperflash.plan.config import ForwardConfigSm80
+from hopperflash.plan.config import ForwardConfigSm80, Scheduler
 from hopperflash.problem.mask import MaskKind
 
 from ...common import operands, row_statistics, softmax
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
-from ...common.block_range import key_block_range
 from ...common.dependent import wait_for_previous
 from ...common.layouts import mn_view
-from ...common.sequence import (
-    AssignedTile,
-    Rows,
-    assigned_tile,
-    sequence_heads,
-    sequence_rows,
-    sequence_statistic,
-)
+from ...common.sequence import Rows, sequence_heads, sequence_rows, sequence_statistic
+from ...common.tiles import QueryTile, query_tile
+from ...common.work import AssignedTile, Tiles, Walk, for_each_tile, grid, tile_number
 from .. import copies, cp_async
 from ..mma import smem_layout, tiled_mma
 from .mainloop import MainloopContext, SmemTensors, mainloop
@@ -48,6 +43,18 @@ class KernelOperands(NamedTuple):
     mV: cute.Tensor
     mO: cute.Tensor
     mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
+
+
+@dataclass(frozen=True)
+class TileContext:
+    """What a CTA needs for its tiles."""
+
+    tensors: KernelOperands
+    walk: Walk
+    heads_per_key: Int32  # tiles' heads a key head
+    band: Band
+    scales: softmax.Scales
+    smem: SmemTensors
 
 
 class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
@@ -69,23 +76,29 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
+        max_ctas: Int32,  # of a persistent kernel
         stream: CUstream,
     ):
+        config = self.config
         batch, seqlen_q, heads_q, _ = mQ.shape
+        seqlen_k, heads_k = mK.shape[1:3]
+        tiles = Tiles(
+            table=mTiles,
+            blocks=cute.ceil_div(seqlen_q, config.queries),
+            heads=heads_q // config.group,
+            batch=batch,
+            seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+        )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             KernelOperands(mQ, mK, mV, mO, mLSE),
-            mTiles,
+            tiles,
+            tiles.heads // heads_k,
             softmax.make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
         ).launch(
-            grid=self.grid(
-                mTiles,
-                cute.ceil_div(seqlen_q, self.config.queries),
-                heads_q // self.config.group,
-                batch,
-            ),
-            block=(self.config.threads, 1, 1),
+            grid=grid(tiles, config.scheduler, max_ctas),
+            block=(config.threads, 1, 1),
             # Otherwise ptxas may spill to fit a second CTA.
             min_blocks_per_mp=1,
             use_pdl=self.dependent,
@@ -96,71 +109,59 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
     def kernel(
         self,
         tensors: KernelOperands,
-        mTiles: Any,
+        tiles: Tiles,
+        heads_per_key: Int32,
         scales: softmax.Scales,
         window: tuple[Int32, Int32],
     ):
         wait_for_previous(self.dependent)
-        tile = self.assigned_tile(tensors, mTiles)
-        band = self.band(*window, self.config.group)
-        if cutlass.const_expr(self.packed):
-            if tile.block >= 0:
-                self.compute_tile(tensors, mTiles, tile, band, scales)
-        else:
-            self.compute_tile(tensors, mTiles, tile, band, scales)
-
-    @cute.jit
-    def assigned_tile(self, tensors: KernelOperands, mTiles: Any):
-        """The query tile of this CTA."""
-        _, seqlen_q, heads_q, _ = tensors.mQ.shape
-        seqlens = Seqlens(q=seqlen_q, k=tensors.mK.shape[1])
         # Causal tiles near the end see the most keys: start them first.
-        descending = self.signature.mask_kind is MaskKind.CAUSAL
-        return assigned_tile(mTiles, heads_q // self.config.group, seqlens, descending=descending)
+        walk = self.walk(tiles, descending=self.signature.mask_kind is MaskKind.CAUSAL)
+        context = TileContext(
+            tensors=tensors,
+            walk=walk,
+            heads_per_key=heads_per_key,
+            band=self.band(*window, self.config.group),
+            scales=scales,
+            smem=self.allocate_smem(),
+        )
+        for_each_tile(walk, self.compute_tile, context, None)
 
     @cute.jit
-    def compute_tile(
-        self,
-        tensors: KernelOperands,
-        mTiles: Any,
-        tile: AssignedTile,
-        band: Band,
-        scales: softmax.Scales,
-    ):
+    def compute_tile(self, ctx: TileContext, assigned: AssignedTile, state: None):
         """One tile of queries: all key blocks that it sees, then its rows of O and of the LSE."""
-        config, dtype = self.config, self.dtype
+        config, dtype, tensors, smem = self.config, self.dtype, ctx.tensors, ctx.smem
         tidx, _, _ = cute.arch.thread_idx()
-        tile_heads = tensors.mQ.shape[2] // config.group
-        head_k = tile.head // (tile_heads // tensors.mK.shape[2])
+        tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
         sequence, batch = tile.sequence, tile.sequence.batch
         seqlens = sequence.seqlens
         queries, keys = Rows(sequence.q.first, seqlens.q), Rows(sequence.k.first, seqlens.k)
-        smem = self.allocate_smem()
         mma = tiled_mma(dtype, config.warps)
         acc_O, stats = mainloop(
             MainloopContext(
                 config=config,
-                band=band,
+                band=ctx.band,
                 capped=self.capped,
                 mma=mma,
                 copy_QK=cp_async.tiled_copy(dtype, config.threads, config.head_dim),
                 copy_V=cp_async.tiled_copy(dtype, config.threads, config.head_dim_v),
                 gQ=sequence_heads(tensors.mQ, tile.head, batch, queries, config.group),
-                gK=sequence_rows(tensors.mK, head_k, batch, keys),
-                gV=sequence_rows(tensors.mV, head_k, batch, keys),
+                gK=sequence_rows(tensors.mK, tile.head_k, batch, keys),
+                gV=sequence_rows(tensors.mV, tile.head_k, batch, keys),
                 smem=smem,
-                blocks=key_block_range(tile.block, seqlens, band, config.queries, config.tile_n),
+                blocks=tile.keys,
                 seqlens=seqlens,
-                m_block=tile.block,
+                m_block=tile.m_block,
                 tidx=tidx,
-                scales=scales,
+                scales=ctx.scales,
             )
         )
         # Read again, and the thread's number by other means: what was computed from them before
         # would be kept in registers that the mainloop does not have.
-        tile = self.assigned_tile(tensors, mTiles)
+        assigned = tile_number(ctx.walk, assigned.number)
+        tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
         tidx = cute.arch.warp_idx() * cute.arch.WARP_SIZE + cute.arch.lane_idx()
-        self.store_statistics(tensors.mLSE, tile, mma.get_slice(tidx), scales, (acc_O, stats))
+        self.store_statistics(tensors.mLSE, tile, mma.get_slice(tidx), ctx.scales, (acc_O, stats))
         # O leaves through the shared memory of Q, which nobody reads any more.
         cute.arch.sync_threads()
         sO = cute.make_tensor(smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v)))[
@@ -175,14 +176,17 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             sequence_heads(
                 tensors.mO, tile.head, tile.sequence.batch, tile.sequence.q, config.group
             ),
-            tile.block,
+            tile.m_block,
         )
+        if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+            # O has been read by all before the next Q takes its memory.
+            cute.arch.sync_threads()
 
     @cute.jit
     def store_statistics(
         self,
         mLSE: cute.Tensor,
-        tile: AssignedTile,
+        tile: QueryTile,
         thr_mma: cute.ThrMma,
         scales: softmax.Scales,
         results: tuple[cute.Tensor, softmax.RowStats],  # acc_O and the statistics of its rows
@@ -190,7 +194,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         """O = acc_O / row_sum, and the LSE of the rows that exist."""
         config, sequence = self.config, tile.sequence
         acc_O, stats = results
-        first_query = tile.block * config.queries
+        first_query = tile.m_block * config.queries
         cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
         inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
         lse = cute.make_rmem_tensor_like(stats.row_sum)

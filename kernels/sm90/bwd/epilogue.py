@@ -10,7 +10,7 @@ from cutlass import Constexpr, Float32, Int32, pipeline
 
 from hopperflash.plan.config import BackwardConfig
 
-from ...common.key_tile import KeyTile
+from ...common.tiles import KeyTile
 from .. import copies, tma
 from .mma import TiledMmas, consumer_threads
 from .storage import Barrier, SmemTensors
@@ -26,13 +26,12 @@ class EpilogueContext:
     smem: SmemTensors
     tma_dK: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
     tma_dV: tma.TmaTensor  # (seqlen_k, head_dim_v, heads_k, batch)
-    tile: KeyTile
     consumer_tidx: Int32
     softmax_scale: Float32
 
 
 @cute.jit
-def epilogue(ctx: EpilogueContext, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
+def epilogue(ctx: EpilogueContext, tile: KeyTile, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
     """dK = softmax_scale acc_dK, and dV, for the keys that exist."""
     config, smem = ctx.config, ctx.smem
     everyone = pipeline.NamedBarrier(
@@ -51,19 +50,23 @@ def epilogue(ctx: EpilogueContext, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
     warp_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // cute.arch.WARP_SIZE)
     if warp_idx == 0:
         if cutlass.const_expr(config.needs("dk")):
-            store_tile(ctx, ctx.tma_dK, smem.sK, config.head_dim)
+            store_tile(ctx, tile, ctx.tma_dK, smem.sK, config.head_dim)
         if cutlass.const_expr(config.needs("dv")):
-            store_tile(ctx, ctx.tma_dV, smem.sV, config.head_dim_v)
+            store_tile(ctx, tile, ctx.tma_dV, smem.sV, config.head_dim_v)
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
 def store_tile(
-    ctx: EpilogueContext, tma_X: tma.TmaTensor, sX: cute.Tensor, head_dim: Constexpr[int]
+    ctx: EpilogueContext,
+    tile: KeyTile,
+    tma_X: tma.TmaTensor,
+    sX: cute.Tensor,
+    head_dim: Constexpr[int],
 ):
     """A whole (tile_n, head_dim) tile by TMA."""
-    tile, sequence = ctx.tile, ctx.tile.sequence
+    sequence = tile.sequence
     gX = cute.local_tile(
         tma.head_rows(tma_X, tile.head_k, sequence.batch, sequence.k, ctx.packed),
         (ctx.config.tile_n, head_dim),

@@ -1,14 +1,16 @@
-"""The Hopper backward kernel: one CTA owns a tile of keys and values of one key head.
+"""The Hopper backward kernel: a CTA owns tiles of keys and values of one key head, one at a time.
 
 It streams the query tiles that see its keys, of every query head of the group, so that dK and dV
 are summed in registers and written once; dQ tiles are added up in fp32 in global memory.
 
-Roles, in warpgroups of 128 threads:
-    warpgroup 0        warp 0 loads (`load`), warp 1 adds dQ tiles to global memory (`store_dq`)
+Roles, in warpgroups of 128 threads, each of which walks over the CTA's key tiles by itself:
+    warpgroup 0        warp 0 loads (`load`), warp 1 adds dQ tiles to global memory (`store_dq`); of
+                       a CTA with several key tiles warp 2 loads K and V
     warpgroups 1..n    consumers: the five GEMMs (`mma`), then dK and dV (`epilogue`)
 
 Pipelines (full and empty mbarriers a stage), producer -> consumers:
-    KV  1 stage      K and V, filled once, never released: dK and dV leave through their memory
+    KV  1 stage      K and V, filled once a key tile, released when dK and dV, which take their
+                     memory, have left
     Q   stages_q     Q and LSE, released when dK += dS^T Q is complete
     dO  stages_do    dO and delta, released when dV += P^T dO is complete
 
@@ -28,20 +30,26 @@ from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from hopperflash.plan.config import BackwardConfig, POperand
+from hopperflash.plan.config import BackwardConfig, POperand, Scheduler
 
 from ...common import operands, turns
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
-from ...common.block_range import query_block_range
 from ...common.dependent import wait_for_previous
-from ...common.key_tile import KeyTile
-from ...common.sequence import assigned_tile, first_padded_block
 from ...common.softmax import Scales, make_scales
+from ...common.tiles import key_tile
+from ...common.work import AssignedTile, Tiles, Walk, first_tile, for_each_tile, grid, tile_number
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
-from .load import LoadContext, load
-from .mma import MmaContext, TiledMmas, mma
+from .load import (
+    LoadContext,
+    first_key_state,
+    first_query_states,
+    key_warp,
+    load_keys,
+    load_queries,
+)
+from .mma import MmaContext, States, TiledMmas, first_states, mma
 from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
 from .store_dq import StoreContext, store_dQ
 
@@ -62,13 +70,13 @@ class KernelOperands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a CTA finds its key tile by."""
+class ConsumerContext:
+    """What a consumer warpgroup needs."""
 
-    mTiles: Any
-    heads: tuple[Int32, Int32]  # of Q, of K
-    seqlens: Seqlens  # of dense tensors
-    band: Band
+    walk: Walk
+    group: Int32  # query heads a key head
+    mma: MmaContext
+    epilogue: EpilogueContext
 
 
 class BackwardSm90(AttentionKernel[BackwardConfig]):
@@ -95,6 +103,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
+        max_ctas: Int32,  # of a persistent kernel
         stream: CUstream,
     ):
         config, dtype, packed = self.config, self.dtype, self.packed
@@ -113,17 +122,24 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             mTurn=mTurn,
         )
         batch, seqlen_k, heads_k, _ = mK.shape
+        seqlen_q, heads_q = mQ.shape[1:3]
+        tiles = Tiles(
+            table=mTiles,
+            blocks=cute.ceil_div(seqlen_k, n),
+            heads=heads_k,
+            batch=batch,
+            seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+        )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             tma_operands,
-            mTiles,
-            Seqlens(q=mQ.shape[1], k=seqlen_k),
-            (mQ.shape[2], heads_k),
+            tiles,
+            heads_q // heads_k,
             make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
             TiledMmas(*self.tiled_mmas()),
         ).launch(
-            grid=self.grid(mTiles, cute.ceil_div(seqlen_k, config.tile_n), heads_k, batch),
+            grid=grid(tiles, config.scheduler, max_ctas),
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
@@ -157,9 +173,8 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
     def kernel(
         self,
         tensors: KernelOperands,
-        mTiles: Any,
-        seqlens: Seqlens,  # of dense tensors
-        heads: tuple[Int32, Int32],  # of Q, of K
+        tiles: Tiles,
+        group: Int32,  # query heads a key head
         scales: Scales,
         window: tuple[Int32, Int32],
         mmas: TiledMmas,
@@ -169,23 +184,28 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             for tma_X in tensors[:7]:
                 cpasync.prefetch_descriptor(tma_X.atom)
         wait_for_previous(self.dependent)
-        assignment = Assignment(mTiles, heads, seqlens, self.band(*window))
+        band = self.band(*window)
+        descending = turns.in_descending_order(band.kind, self.config.deterministic)
+        walk = self.walk(tiles, descending=descending)
         if cutlass.const_expr(self.packed):
-            if self.key_tile(assignment).n_block >= 0:
-                self.compute_tile(tensors, assignment, scales, mmas)
+            # Nothing is set up where there is nothing to do.
+            if first_tile(walk).block >= 0:
+                self.run_roles(tensors, walk, group, band, scales, mmas)
         else:
-            self.compute_tile(tensors, assignment, scales, mmas)
+            self.run_roles(tensors, walk, group, band, scales, mmas)
 
     @cute.jit
-    def compute_tile(
+    def run_roles(
         self,
         tensors: KernelOperands,
-        assignment: Assignment,
+        walk: Walk,
+        group: Int32,
+        band: Band,
         scales: Scales,
         mmas: TiledMmas,
     ):
-        """One tile of keys, each warp in its role."""
-        config, dtype, band = self.config, self.dtype, assignment.band
+        """All tiles of this CTA, each warp in its role."""
+        config, dtype = self.config, self.dtype
         tidx, _, _ = cute.arch.thread_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         layouts = smem_layouts(config, dtype)
@@ -197,82 +217,82 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
 
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
+            producer = LoadContext(
+                config=config,
+                packed=self.packed,
+                tma_Q=tensors.tma_Q,
+                tma_K=tensors.tma_K,
+                tma_V=tensors.tma_V,
+                tma_dO=tensors.tma_dO,
+                mLSE=tensors.mLSE,
+                mDelta=tensors.mDelta,
+                smem=smem,
+                pipelines=pipelines,
+                band=band,
+                group=group,
+            )
+            if warp_idx == key_warp(config):
+                for_each_tile(walk, load_keys, producer, first_key_state())
             if warp_idx == 0:
-                load(
-                    LoadContext(
-                        config=config,
-                        packed=self.packed,
-                        tma_Q=tensors.tma_Q,
-                        tma_K=tensors.tma_K,
-                        tma_V=tensors.tma_V,
-                        tma_dO=tensors.tma_dO,
-                        mLSE=tensors.mLSE,
-                        mDelta=tensors.mDelta,
-                        smem=smem,
-                        pipelines=pipelines,
-                        tile=self.key_tile(assignment),
-                    )
-                )
+                for_each_tile(walk, load_queries, producer, first_query_states(config))
             if cutlass.const_expr(config.needs("dq")):
                 if warp_idx == 1:
-                    store_dQ(
-                        StoreContext(
-                            config=config,
-                            packed=self.packed,
-                            band=band,
-                            tma_dQ=tensors.tma_dQ,
-                            mTurn=tensors.mTurn,
-                            smem=smem,
-                            tile=self.key_tile(assignment),
-                        )
+                    store = StoreContext(
+                        config=config,
+                        packed=self.packed,
+                        band=band,
+                        tma_dQ=tensors.tma_dQ,
+                        mTurn=tensors.mTurn,
+                        smem=smem,
+                        group=group,
                     )
+                    store_dQ(store, walk)
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
-            acc_dK, acc_dV = mma(
-                MmaContext(
+            consumer = ConsumerContext(
+                walk=walk,
+                group=group,
+                mma=MmaContext(
                     config=config,
                     band=band,
                     capped=self.capped,
                     mmas=mmas,
                     smem=smem,
                     pipelines=pipelines,
-                    tile=self.key_tile(assignment),
                     consumer_tidx=consumer_tidx,
                     scales=scales,
-                )
-            )
-            epilogue(
-                EpilogueContext(
+                ),
+                epilogue=EpilogueContext(
                     config=config,
                     packed=self.packed,
                     mmas=mmas,
                     smem=smem,
                     tma_dK=tensors.tma_dK,
                     tma_dV=tensors.tma_dV,
-                    tile=self.key_tile(assignment),
                     consumer_tidx=consumer_tidx,
                     softmax_scale=scales.softmax,
                 ),
-                acc_dK,
-                acc_dV,
             )
+            for_each_tile(walk, compute, consumer, first_states(config))
 
-    @cute.jit
-    def key_tile(self, assignment: Assignment):
-        """The CTA's key tile; each role asks anew, so that nothing of it is live in all of them."""
-        config, band = self.config, assignment.band
-        heads_q, heads_k = assignment.heads
-        descending = turns.in_descending_order(band.kind, config.deterministic)
-        tile = assigned_tile(assignment.mTiles, heads_k, assignment.seqlens, descending)
-        sequence = tile.sequence
-        return KeyTile(
-            n_block=tile.block,
-            head_k=tile.head,
-            group=heads_q // heads_k,
-            queries=query_block_range(
-                tile.block, sequence.seqlens, band, config.tile_m, config.tile_n
-            ),
-            sequence=sequence,
-            first_padded_block=first_padded_block(sequence, self.packed, config.tile_m),
-        )
+
+@cute.jit
+def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
+    """A consumer warpgroup's part of a key tile."""
+    config, ring_KV = ctx.mma.config, ctx.mma.pipelines.KV
+    acc_dK, acc_dV, states = mma(ctx.mma, key_tile_of(ctx, assigned), states)
+    # Asked for anew, so that it is not live in the loop over query tiles.
+    finished = key_tile_of(ctx, tile_number(ctx.walk, assigned.number))
+    epilogue(ctx.epilogue, finished, acc_dK, acc_dV)
+    if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+        # The warp that stored dK and dV has waited until they were read: the next K and V may come.
+        ring_KV.consumer_release(states.KV)
+        states.KV.advance()
+    return states
+
+
+@cute.jit
+def key_tile_of(ctx: ConsumerContext, assigned: AssignedTile):
+    """An assignment as the consumers see it."""
+    return key_tile(assigned, ctx.mma.band, ctx.group, ctx.mma.config, ctx.epilogue.packed)

@@ -1,25 +1,31 @@
-"""The producer warp: K and V once, then Q with its LSE and dO with its delta, tile by tile."""
+"""The producers: K and V of a key tile, and Q with its LSE and dO with its delta, tile by tile.
+
+A persistent CTA has a warp for each, since K and V of the next key tile must wait until dK and dV
+of this one have left their memory, which Q and dO need not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, pipeline
+from cutlass import Constexpr, Int32, pipeline
 from cutlass.cute.nvgpu import cpasync
 
-from hopperflash.plan.config import BackwardConfig
+from hopperflash.plan.config import BackwardConfig, Scheduler
 
-from ...common.key_tile import KeyTile
+from ...common.band import Band
 from ...common.sequence import Rows
+from ...common.tiles import KeyTile, key_tile
+from ...common.work import AssignedTile
 from .. import tma
 from .storage import Pipelines, SmemTensors
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """What the producer needs for one key tile."""
+    """What the producers need."""
 
     config: Constexpr[BackwardConfig]
     packed: Constexpr[bool]
@@ -31,30 +37,48 @@ class LoadContext:
     mDelta: cute.Tensor  # (batch, heads_q, padded rows) fp32
     smem: SmemTensors
     pipelines: Pipelines
-    tile: KeyTile
+    band: Band
+    group: Int32  # query heads a key head
+
+
+def key_warp(config: BackwardConfig) -> int:
+    """The producer warp that loads K and V; number 1 stores dQ."""
+    return 2 if config.scheduler is Scheduler.PERSISTENT else 0
+
+
+def first_key_state() -> pipeline.PipelineState:
+    """The producer at the only stage of K and V."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+
+
+def first_query_states(
+    config: BackwardConfig,
+) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
+    """The producer at the first stages of Q and of dO."""
+    producer = pipeline.PipelineUserType.Producer
+    return (
+        pipeline.make_pipeline_state(producer, config.stages_q),
+        pipeline.make_pipeline_state(producer, config.stages_do),
+    )
+
+
+def loads_keys(config: BackwardConfig, tile: KeyTile) -> Any:
+    """Whether K and V are loaded for a tile: a single-tile CTA does without where nobody sees them.
+
+    A persistent one hands their memory on to dK and dV and to the next K and V, tile after tile.
+    """
+    if config.scheduler is Scheduler.PERSISTENT:
+        return True
+    return tile.queries.begin < tile.queries.end
 
 
 @cute.jit
-def load(ctx: LoadContext):
-    """Runs in one whole warp; the TMA copies elect their own lane."""
-    tile, queries = ctx.tile, ctx.tile.queries
-    if queries.begin < queries.end:
-        load_keys(ctx)
-        state_Q = pipeline.make_pipeline_state(
-            pipeline.PipelineUserType.Producer, ctx.config.stages_q
-        )
-        state_dO = pipeline.make_pipeline_state(
-            pipeline.PipelineUserType.Producer, ctx.config.stages_do
-        )
-        for g in cutlass.range(tile.group, unroll=1):
-            head = tile.head_k * tile.group + g
-            state_Q, state_dO = load_queries(ctx, head, state_Q, state_dO)
-
-
-@cute.jit
-def load_keys(ctx: LoadContext):
-    """K and V of the CTA's key tile, on one barrier."""
-    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+def load_keys(ctx: LoadContext, assigned: AssignedTile, state: pipeline.PipelineState):
+    """K and V of a key tile, on one barrier. Runs in one whole warp; the TMA copies elect their own
+    lane."""
+    config, ring = ctx.config, ctx.pipelines.KV
+    tile = key_tile(assigned, ctx.band, ctx.group, config, ctx.packed)
+    sequence = tile.sequence
     keys = Rows(sequence.k.first, sequence.seqlens.k)
     gK = cute.local_tile(
         tma.head_rows(ctx.tma_K, tile.head_k, sequence.batch, keys, ctx.packed),
@@ -68,23 +92,40 @@ def load_keys(ctx: LoadContext):
     )
     tKsK, tKgK = tma.partition(ctx.tma_K, ctx.smem.sK, gK)
     tVsV, tVgV = tma.partition(ctx.tma_V, ctx.smem.sV, gV)
-    ring = ctx.pipelines.KV
-    state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
-    ring.producer_acquire(state)
-    barrier = ring.producer_get_barrier(state)
-    cute.copy(ctx.tma_K.atom, tKgK, tKsK[None, 0], tma_bar_ptr=barrier)
-    cute.copy(ctx.tma_V.atom, tVgV, tVsV[None, 0], tma_bar_ptr=barrier)
+    if loads_keys(config, tile):
+        ring.producer_acquire(state)
+        barrier = ring.producer_get_barrier(state)
+        cute.copy(ctx.tma_K.atom, tKgK, tKsK[None, 0], tma_bar_ptr=barrier)
+        cute.copy(ctx.tma_V.atom, tVgV, tVsV[None, 0], tma_bar_ptr=barrier)
+    state.advance()
+    return state
 
 
 @cute.jit
 def load_queries(
     ctx: LoadContext,
-    head: cutlass.Int32,
+    assigned: AssignedTile,
+    states: tuple[pipeline.PipelineState, pipeline.PipelineState],
+):
+    """Q, LSE, dO and delta of all query tiles of a key tile. Runs in one whole warp."""
+    tile = key_tile(assigned, ctx.band, ctx.group, ctx.config, ctx.packed)
+    state_Q, state_dO = states
+    for g in cutlass.range(tile.group, unroll=1):
+        head = tile.head_k * tile.group + g
+        state_Q, state_dO = load_head(ctx, tile, head, state_Q, state_dO)
+    return state_Q, state_dO
+
+
+@cute.jit
+def load_head(
+    ctx: LoadContext,
+    tile: KeyTile,
+    head: Int32,
     state_Q: pipeline.PipelineState,
     state_dO: pipeline.PipelineState,
 ):
     """Q, LSE, dO and delta of the query tiles of one head."""
-    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    config, sequence = ctx.config, tile.sequence
     queries = Rows(sequence.q.first, sequence.seqlens.q)
     gQ = cute.local_tile(
         tma.head_rows(ctx.tma_Q, head, sequence.batch, queries, ctx.packed),

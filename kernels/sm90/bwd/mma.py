@@ -21,10 +21,11 @@ from hopperflash.plan.config import BackwardConfig, POperand
 
 from ...common import gradients, softmax
 from ...common.band import Band
-from ...common.key_tile import KeyTile
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
+from ...common.tiles import KeyTile
 from .. import copies, wgmma
+from .load import loads_keys
 from .storage import Barrier, Pipelines, SmemTensors
 
 
@@ -39,7 +40,7 @@ class TiledMmas(NamedTuple):
 
 @dataclass(frozen=True)
 class MmaContext:
-    """What a consumer warpgroup needs for one key tile."""
+    """What a consumer warpgroup needs."""
 
     config: Constexpr[BackwardConfig]
     band: Band
@@ -47,7 +48,6 @@ class MmaContext:
     mmas: TiledMmas
     smem: SmemTensors
     pipelines: Pipelines
-    tile: KeyTile
     consumer_tidx: Int32
     scales: softmax.Scales
 
@@ -70,35 +70,43 @@ class Fragments:
     acc_dK: cute.Tensor
 
 
+class States(NamedTuple):
+    """Where a warpgroup is in the rings."""
+
+    KV: pipeline.PipelineState
+    Q: pipeline.PipelineState
+    dO: pipeline.PipelineState
+
+
+def first_states(config: BackwardConfig) -> States:
+    """At the first stages of all rings."""
+    consumer = pipeline.PipelineUserType.Consumer
+    return States(
+        KV=pipeline.make_pipeline_state(consumer, 1),
+        Q=pipeline.make_pipeline_state(consumer, config.stages_q),
+        dO=pipeline.make_pipeline_state(consumer, config.stages_do),
+    )
+
+
 @cute.jit
-def mma(ctx: MmaContext):
-    """Returns (acc_dK, acc_dV), without the softmax scale.
+def mma(ctx: MmaContext, tile: KeyTile, states: States):
+    """Returns (acc_dK, acc_dV, states), without the softmax scale.
 
     For every head of the group: query tiles that meet the diagonal need a mask, those inside do
     not, and those at a window's far edge do.
     """
-    config, tile, queries = ctx.config, ctx.tile, ctx.tile.queries
-    fragments = make_fragments(ctx)
-    state_Q = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, config.stages_q)
-    state_dO = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, config.stages_do)
-    if queries.begin < queries.end:
-        state_KV = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, 1)
-        ctx.pipelines.KV.consumer_wait(state_KV)
+    fragments, queries = make_fragments(ctx), tile.queries
+    if loads_keys(ctx.config, tile):
+        ctx.pipelines.KV.consumer_wait(states.KV)
     for _ in cutlass.range(tile.group, unroll=1):
         for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
-            state_Q, state_dO = one_query_block(
-                ctx, fragments, (state_Q, state_dO), m_block, masked=True
-            )
+            states = one_query_block(ctx, tile, fragments, states, m_block, masked=True)
         for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
-            state_Q, state_dO = one_query_block(
-                ctx, fragments, (state_Q, state_dO), m_block, masked=False
-            )
+            states = one_query_block(ctx, tile, fragments, states, m_block, masked=False)
         if cutlass.const_expr(ctx.band.window):
             for m_block in cutlass.range(queries.unmasked_end, queries.end, unroll=1):
-                state_Q, state_dO = one_query_block(
-                    ctx, fragments, (state_Q, state_dO), m_block, masked=True
-                )
-    return fragments.acc_dK, fragments.acc_dV
+                states = one_query_block(ctx, tile, fragments, states, m_block, masked=True)
+    return fragments.acc_dK, fragments.acc_dV, states
 
 
 def make_fragments(ctx: MmaContext) -> Fragments:
@@ -139,14 +147,15 @@ def make_fragments(ctx: MmaContext) -> Fragments:
 @cute.jit
 def one_query_block(
     ctx: MmaContext,
+    tile: KeyTile,
     fragments: Fragments,
-    states: tuple[pipeline.PipelineState, pipeline.PipelineState],
+    states: States,
     m_block: Int32,
     masked: Constexpr[bool],
 ):
     """Stream one query tile: adds to dK and dV, and hands its dQ to the store warp."""
     config, mmas = ctx.config, ctx.mmas
-    state_Q, state_dO = states
+    state_Q, state_dO = states.Q, states.dO
     stage_Q, stage_dO = state_Q.index, state_dO.index
     tile_nm = (config.tile_n, config.tile_m)
     acc_S = cute.make_rmem_tensor(mmas.St.partition_shape_C(tile_nm), Float32)
@@ -180,8 +189,8 @@ def one_query_block(
             thr_mma_St,
             mmas.St.get_slice(0),
             m_block * config.tile_m,
-            ctx.tile.n_block * config.tile_n,
-            ctx.tile.sequence.seqlens,
+            tile.n_block * config.tile_n,
+            tile.sequence.seqlens,
             ctx.band,
         )
     sLSE, sDelta = ctx.smem.sLSE[None, stage_Q], ctx.smem.sDelta[None, stage_dO]
@@ -227,7 +236,7 @@ def one_query_block(
     ctx.pipelines.Q.consumer_release(state_Q)
     state_Q.advance()
     state_dO.advance()
-    return state_Q, state_dO
+    return states
 
 
 @cute.jit

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, pipeline
+from cutlass import Constexpr, Int32, pipeline
 
 from hopperflash.plan.config import BackwardConfig
 
 from ...common import turns
 from ...common.band import Band
-from ...common.key_tile import KeyTile
 from ...common.sequence import Rows
+from ...common.tiles import key_tile
+from ...common.work import AssignedTile, Walk, for_each_tile
 from .. import tma
 from .mma import consumer_threads
 from .storage import Barrier, SmemTensors
@@ -24,7 +25,7 @@ from .storage import Barrier, SmemTensors
 
 @dataclass(frozen=True)
 class StoreContext:
-    """Where the store warp adds the dQ tiles of one key tile."""
+    """Where the store warp adds dQ tiles."""
 
     config: Constexpr[BackwardConfig]
     packed: Constexpr[bool]
@@ -32,13 +33,22 @@ class StoreContext:
     tma_dQ: tma.TmaTensor  # (seqlen_q, head_dim, heads_q, batch) fp32
     mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
     smem: SmemTensors
-    tile: KeyTile
+    group: Int32  # query heads a key head
 
 
 @cute.jit
-def store_dQ(ctx: StoreContext):
-    """Runs in one whole warp: dQ[m_block] += tile, for all query tiles in the consumers' order."""
-    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+def store_dQ(ctx: StoreContext, walk: Walk):
+    """Runs in one whole warp, until all additions of the CTA are complete."""
+    for_each_tile(walk, add_tiles, ctx, None)
+    cute.arch.cp_async_bulk_wait_group(0)
+
+
+@cute.jit
+def add_tiles(ctx: StoreContext, assigned: AssignedTile, state: None):
+    """dQ[m_block] += tile, for all query tiles of a key tile in the consumers' order."""
+    config = ctx.config
+    tile = key_tile(assigned, ctx.band, ctx.group, config, ctx.packed)
+    sequence = tile.sequence
     queries = Rows(sequence.q.first, sequence.seqlens.q)
     threads = consumer_threads(config) + cute.arch.WARP_SIZE
     empty = pipeline.NamedBarrier(barrier_id=int(Barrier.DQ_EMPTY), num_threads=threads)
@@ -72,4 +82,3 @@ def store_dQ(ctx: StoreContext):
                     turns.pass_turn(counter)
             else:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
-    cute.arch.cp_async_bulk_wait_group(0)

@@ -1,22 +1,26 @@
-"""The Hopper forward kernel: one CTA computes one tile of query rows of one head.
+"""The Hopper forward kernel: a CTA computes tiles of query rows of one head, one or several.
 
-Roles, in warpgroups of 128 threads:
-    warpgroup 0        producer: its first warp streams Q, K and V by TMA (`load`)
+Roles, in warpgroups of 128 threads, each of which walks over the CTA's tiles by itself:
+    warpgroup 0        producer: its first warp streams Q, K and V by TMA (`load`); of a CTA with
+                       several tiles the second warp takes Q
     warpgroups 1..n    consumers: 64 query rows each, both GEMMs and the softmax (`mma`), then the
                        output (`epilogue`)
 
 Pipelines (full and empty mbarriers a stage), producer -> consumers:
-    Q  1 stage          filled once a tile, never released: the epilogue reuses its memory for O
+    Q  1 stage          filled once a tile, released when O, which takes its memory, has left
     K  stages_kv        released when S = Q K^T is complete
     V  stages_kv        released when O += P V is complete
 
-Timeline of a CTA with two stages, key blocks j = n-1 .. 0:
+Timeline of a tile with two stages, key blocks j = n-1 .. 0:
     load    Q K(n-1) V(n-1) K(n-2) V(n-2) | K(n-3) waits for S(n-1) | V(n-3) for PV(n-1) | ...
     mma     S(n-1), softmax | S(j) and PV(j+1) in flight, mask on the boundary, softmax(j) | PV(0)
+
+K and V of the next tile arrive while O of this one is normalised and stored.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -26,19 +30,26 @@ from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from hopperflash.plan.config import ForwardConfig, POperand
+from hopperflash.plan.config import ForwardConfig, POperand, Scheduler
 
 from ...common import operands
 from ...common.attention_kernel import AttentionKernel
 from ...common.band import Band, Seqlens
-from ...common.block_range import key_block_range
 from ...common.dependent import wait_for_previous
-from ...common.sequence import AssignedTile, assigned_tile
 from ...common.softmax import Scales, make_scales
+from ...common.tiles import query_tile
+from ...common.work import AssignedTile, Tiles, Walk, first_tile, for_each_tile, grid
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
-from .load import LoadContext, load
-from .mma import MmaContext, mma
+from .load import (
+    LoadContext,
+    first_key_state,
+    first_query_state,
+    load_keys,
+    load_queries,
+    query_warp,
+)
+from .mma import MmaContext, States, first_states, mma
 from .storage import (
     SmemLayouts,
     make_pipelines,
@@ -57,6 +68,16 @@ class KernelOperands(NamedTuple):
     tma_Vt: tma.TmaTensor
     tma_O: tma.TmaTensor
     mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
+
+
+@dataclass(frozen=True)
+class ConsumerContext:
+    """What a consumer warpgroup needs."""
+
+    band: Band
+    heads_per_key: Int32
+    mma: MmaContext
+    epilogue: EpilogueContext
 
 
 class ForwardSm90(AttentionKernel[ForwardConfig]):
@@ -78,6 +99,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
+        max_ctas: Int32,  # of a persistent kernel
         stream: CUstream,
     ):
         config, dtype, packed = self.config, self.dtype, self.packed
@@ -109,20 +131,25 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
             mLSE=mLSE,
         )
         batch, seqlen_q, heads_q, _ = mQ.shape
+        seqlen_k, heads_k = mK.shape[1:3]
+        tiles = Tiles(
+            table=mTiles,
+            blocks=cute.ceil_div(seqlen_q, config.queries),
+            heads=heads_q // config.group,
+            batch=batch,
+            seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+        )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             kernel_operands,
-            mTiles,
-            Seqlens(q=seqlen_q, k=mK.shape[1]),
-            (heads_q, mK.shape[2]),
+            tiles,
+            tiles.heads // heads_k,
             make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
             mma_S,
             mma_O,
         ).launch(
-            grid=self.grid(
-                mTiles, cute.ceil_div(seqlen_q, config.queries), heads_q // config.group, batch
-            ),
+            grid=grid(tiles, config.scheduler, max_ctas),
             block=(config.threads, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
@@ -165,9 +192,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
     def kernel(
         self,
         tensors: KernelOperands,
-        mTiles: Any,
-        seqlens: Seqlens,  # of dense tensors
-        heads: tuple[Int32, Int32],  # of Q, of K
+        tiles: Tiles,
+        heads_per_key: Int32,  # tiles' heads a key head
         scales: Scales,
         window: tuple[Int32, Int32],
         mma_S: cute.TiledMma,
@@ -180,28 +206,27 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         wait_for_previous(self.dependent)
         band = self.band(*window, self.config.group)
         # Causal tiles near the end see the most keys: start them first.
-        tile_heads = heads[0] // self.config.group
-        tile = assigned_tile(mTiles, tile_heads, seqlens, descending=band.causal)
-        head_k = tile.head // (tile_heads // heads[1])
-        context = (tensors, tile, head_k, band, scales, mma_S, mma_O)
+        walk = self.walk(tiles, descending=band.causal)
+        context = (tensors, walk, heads_per_key, band, scales, mma_S, mma_O)
         if cutlass.const_expr(self.packed):
-            if tile.block >= 0:
-                self.compute_tile(*context)
+            # Nothing is set up where there is nothing to do.
+            if first_tile(walk).block >= 0:
+                self.run_roles(*context)
         else:
-            self.compute_tile(*context)
+            self.run_roles(*context)
 
     @cute.jit
-    def compute_tile(
+    def run_roles(
         self,
         tensors: KernelOperands,
-        tile: AssignedTile,
-        head_k: Int32,
+        walk: Walk,
+        heads_per_key: Int32,
         band: Band,
         scales: Scales,
         mma_S: cute.TiledMma,
         mma_O: cute.TiledMma,
     ):
-        """One tile of queries, each warp in its role."""
+        """All tiles of this CTA, each warp in its role."""
         config, dtype = self.config, self.dtype
         tidx, _, _ = cute.arch.thread_idx()
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -212,31 +237,30 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
         pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
 
-        blocks = key_block_range(
-            tile.block, tile.sequence.seqlens, band, config.queries, config.tile_n
-        )
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
+            producer = LoadContext(
+                config=config,
+                packed=self.packed,
+                tma_Q=tensors.tma_Q,
+                tma_K=tensors.tma_K,
+                tma_Vt=tensors.tma_Vt,
+                smem=smem,
+                pipelines=pipelines,
+                band=band,
+                heads_per_key=heads_per_key,
+            )
+            if warp_idx == query_warp(config):
+                for_each_tile(walk, load_queries, producer, first_query_state())
             if warp_idx == 0:
-                load(
-                    LoadContext(
-                        config=config,
-                        packed=self.packed,
-                        tma_Q=tensors.tma_Q,
-                        tma_K=tensors.tma_K,
-                        tma_Vt=tensors.tma_Vt,
-                        smem=smem,
-                        pipelines=pipelines,
-                        tile=tile,
-                        head_k=head_k,
-                        blocks=blocks,
-                    )
-                )
+                for_each_tile(walk, load_keys, producer, first_key_state(config))
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
-            acc_O, stats = mma(
-                MmaContext(
+            consumer = ConsumerContext(
+                band=band,
+                heads_per_key=heads_per_key,
+                mma=MmaContext(
                     config=config,
                     band=band,
                     capped=self.capped,
@@ -244,15 +268,10 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     mma_O=mma_O,
                     smem=smem,
                     pipelines=pipelines,
-                    blocks=blocks,
-                    seqlens=tile.sequence.seqlens,
-                    m_block=tile.block,
                     consumer_tidx=consumer_tidx,
                     scales=scales,
-                )
-            )
-            epilogue(
-                EpilogueContext(
+                ),
+                epilogue=EpilogueContext(
                     config=config,
                     packed=self.packed,
                     own_rows=rows_of_O_are_rows_of_Q(config, dtype),
@@ -260,10 +279,22 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     smem=smem,
                     tma_O=tensors.tma_O,
                     mLSE=tensors.mLSE,
-                    tile=tile,
                     consumer_tidx=consumer_tidx,
                     scale=scales.natural,
                 ),
-                acc_O,
-                stats,
             )
+            for_each_tile(walk, compute, consumer, first_states(config))
+
+
+@cute.jit
+def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
+    """A consumer warpgroup's rows of a tile."""
+    config, ring_Q = ctx.mma.config, ctx.mma.pipelines.Q
+    tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
+    acc_O, stats, states = mma(ctx.mma, tile, states)
+    epilogue(ctx.epilogue, tile, acc_O, stats)
+    if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+        # The warp that stored O has waited until it was read: the next Q may take its place.
+        ring_Q.consumer_release(states.Q)
+        states.Q.advance()
+    return states

@@ -1,24 +1,30 @@
-"""The producer warp: Q once, then K and V blocks from the last to the first that is seen."""
+"""The producers: Q of a tile, and its K and V blocks from the last to the first that is seen.
+
+A persistent CTA has a warp for each, since Q of the next tile must wait until O of this one has
+left its memory, which K and V need not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, pipeline
 
-from hopperflash.plan.config import ForwardConfig
+from hopperflash.plan.config import ForwardConfig, Scheduler
 
-from ...common.block_range import BlockRange
-from ...common.sequence import AssignedTile, Rows
+from ...common.band import Band
+from ...common.sequence import Rows
+from ...common.tiles import QueryTile, query_tile
+from ...common.work import AssignedTile
 from .. import tma
 from .storage import Pipelines, SmemTensors
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """What the producer needs for one output tile."""
+    """What the producers need."""
 
     config: Constexpr[ForwardConfig]
     packed: Constexpr[bool]
@@ -27,73 +33,103 @@ class LoadContext:
     tma_Vt: tma.TmaTensor  # (head_dim_v, seqlen_k, heads_k, batch)
     smem: SmemTensors
     pipelines: Pipelines
-    tile: AssignedTile
-    head_k: Int32
-    blocks: BlockRange
+    band: Band
+    heads_per_key: Int32
 
 
-def query_tile(ctx: LoadContext) -> tuple[cute.Tensor, cute.Tensor]:
+def query_warp(config: ForwardConfig) -> int:
+    """The producer warp that loads Q."""
+    return 1 if config.scheduler is Scheduler.PERSISTENT else 0
+
+
+def first_query_state() -> pipeline.PipelineState:
+    """The producer at the only stage of Q."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
+
+
+def first_key_state(config: ForwardConfig) -> pipeline.PipelineState:
+    """The producer at the first stage of K and of V."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages_kv)
+
+
+def loads_queries(config: ForwardConfig, tile: QueryTile) -> Any:
+    """Whether Q is loaded for a tile: a single-tile CTA does without where no key is seen.
+
+    A persistent one hands its memory on from Q to O to the next Q, tile after tile.
+    """
+    if config.scheduler is Scheduler.PERSISTENT:
+        return True
+    return tile.keys.begin < tile.keys.end
+
+
+def queries_of(ctx: LoadContext, tile: QueryTile) -> tuple[cute.Tensor, cute.Tensor]:
     """Shared (TMA, 1) and global (TMA,) Q: of one head, or of all heads of a group."""
-    config, tile, sequence = ctx.config, ctx.tile, ctx.tile.sequence
+    config, sequence = ctx.config, tile.sequence
     rows = Rows(sequence.q.first, sequence.seqlens.q)
     if config.group > 1:
         gQ = cute.local_tile(
             tma.heads_rows(ctx.tma_Q, sequence.batch, rows, ctx.packed),
             (config.group, config.queries, config.head_dim),
-            (tile.head, tile.block, 0),
+            (tile.head, tile.m_block, 0),
         )
         return tma.partition(ctx.tma_Q, ctx.smem.sQ_box, gQ, tile_modes=3)
     gQ = cute.local_tile(
         tma.head_rows(ctx.tma_Q, tile.head, sequence.batch, rows, ctx.packed),
         (config.tile_m, config.head_dim),
-        (tile.block, 0),
+        (tile.m_block, 0),
     )
     return tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
 
 
 @cute.jit
-def load(ctx: LoadContext):
-    """Runs in one whole warp; the TMA copies elect their own lane."""
-    config, blocks = ctx.config, ctx.blocks
-    sequence, batch = ctx.tile.sequence, ctx.tile.sequence.batch
+def load_queries(ctx: LoadContext, assigned: AssignedTile, state: pipeline.PipelineState):
+    """Q of a tile. Runs in one whole warp; the TMA copies elect their own lane."""
+    tile, ring = query_tile(assigned, ctx.band, ctx.heads_per_key, ctx.config), ctx.pipelines.Q
+    tQsQ, tQgQ = queries_of(ctx, tile)
+    if loads_queries(ctx.config, tile):
+        ring.producer_acquire(state)
+        barrier = ring.producer_get_barrier(state)
+        cute.copy(ctx.tma_Q.atom, tQgQ, tQsQ[None, 0], tma_bar_ptr=barrier)
+    state.advance()
+    return state
+
+
+@cute.jit
+def load_keys(ctx: LoadContext, assigned: AssignedTile, state: pipeline.PipelineState):
+    """K and V of a tile, block by block. Runs in one whole warp."""
+    config = ctx.config
+    tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
+    sequence, batch = tile.sequence, tile.sequence.batch
     keys = Rows(sequence.k.first, sequence.seqlens.k)
     gK = cute.local_tile(
-        tma.head_rows(ctx.tma_K, ctx.head_k, batch, keys, ctx.packed),
+        tma.head_rows(ctx.tma_K, tile.head_k, batch, keys, ctx.packed),
         (config.tile_n, config.head_dim),
         (None, 0),
     )  # (tile_n, head_dim, key_blocks)
     gVt = cute.local_tile(
-        tma.head_columns(ctx.tma_Vt, ctx.head_k, batch, keys, ctx.packed),
+        tma.head_columns(ctx.tma_Vt, tile.head_k, batch, keys, ctx.packed),
         (config.head_dim_v, config.tile_n),
         (0, None),
     )  # (head_dim_v, tile_n, key_blocks)
-    tQsQ, tQgQ = query_tile(ctx)
     tKsK, tKgK = tma.partition(ctx.tma_K, ctx.smem.sK, gK)
     tVsV, tVgV = tma.partition(ctx.tma_Vt, ctx.smem.sVt, gVt)
 
-    state_Q = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
-    state_KV = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages_kv)
-    ring_Q, ring_K, ring_V = ctx.pipelines
-
-    if blocks.begin < blocks.end:
-        ring_Q.producer_acquire(state_Q)
-        cute.copy(
-            ctx.tma_Q.atom, tQgQ, tQsQ[None, 0], tma_bar_ptr=ring_Q.producer_get_barrier(state_Q)
-        )
-    for block in cutlass.range(blocks.end - blocks.begin, unroll=1):
-        n_block = blocks.end - 1 - block
-        ring_K.producer_acquire(state_KV)
+    ring_K, ring_V = ctx.pipelines.K, ctx.pipelines.V
+    for block in cutlass.range(tile.keys.end - tile.keys.begin, unroll=1):
+        n_block = tile.keys.end - 1 - block
+        ring_K.producer_acquire(state)
         cute.copy(
             ctx.tma_K.atom,
             tKgK[None, n_block],
-            tKsK[None, state_KV.index],
-            tma_bar_ptr=ring_K.producer_get_barrier(state_KV),
+            tKsK[None, state.index],
+            tma_bar_ptr=ring_K.producer_get_barrier(state),
         )
-        ring_V.producer_acquire(state_KV)
+        ring_V.producer_acquire(state)
         cute.copy(
             ctx.tma_Vt.atom,
             tVgV[None, n_block],
-            tVsV[None, state_KV.index],
-            tma_bar_ptr=ring_V.producer_get_barrier(state_KV),
+            tVsV[None, state.index],
+            tma_bar_ptr=ring_V.producer_get_barrier(state),
         )
-        state_KV.advance()
+        state.advance()
+    return state

@@ -21,17 +21,18 @@ from cutlass.cute.nvgpu import warpgroup
 from hopperflash.plan.config import ForwardConfig, POperand
 
 from ...common import softmax
-from ...common.band import Band, Seqlens
-from ...common.block_range import BlockRange
+from ...common.band import Band
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
+from ...common.tiles import QueryTile
 from .. import copies, wgmma
+from .load import loads_queries
 from .storage import Pipelines, SmemTensors
 
 
 @dataclass(frozen=True)
 class MmaContext:
-    """What a consumer warpgroup needs for one output tile."""
+    """What a consumer warpgroup needs."""
 
     config: Constexpr[ForwardConfig]
     band: Band
@@ -40,9 +41,6 @@ class MmaContext:
     mma_O: cute.TiledMma
     smem: SmemTensors
     pipelines: Pipelines
-    blocks: BlockRange
-    seqlens: Seqlens
-    m_block: Int32
     consumer_tidx: Int32
     scales: softmax.Scales
 
@@ -61,40 +59,54 @@ class Fragments:
     rescale: cute.Tensor  # (rows,)
 
 
-class KVStates(NamedTuple):
-    """Where a warpgroup is in the rings; K runs one block ahead of V."""
+class States(NamedTuple):
+    """Where a warpgroup is in the rings; within a tile K runs one block ahead of V."""
 
+    Q: pipeline.PipelineState
     K: pipeline.PipelineState
     V: pipeline.PipelineState
 
 
+def first_states(config: ForwardConfig) -> States:
+    """At the first stages of all rings."""
+    consumer, stages = pipeline.PipelineUserType.Consumer, config.stages_kv
+    return States(
+        Q=pipeline.make_pipeline_state(consumer, 1),
+        K=pipeline.make_pipeline_state(consumer, stages),
+        V=pipeline.make_pipeline_state(consumer, stages),
+    )
+
+
 @cute.jit
-def mma(ctx: MmaContext):
-    """Returns (acc_O, stats): the unnormalised output and the row statistics.
+def mma(ctx: MmaContext, tile: QueryTile, states: States):
+    """Returns (acc_O, stats, states): the unnormalised output and the row statistics.
 
     From the last key block down: those that meet the diagonal or the end need a mask, those inside
     do not, and those at a window's far edge do.
     """
-    fragments, blocks = make_fragments(ctx), ctx.blocks
+    fragments, blocks = make_fragments(ctx), tile.keys
+    if loads_queries(ctx.config, tile):
+        ctx.pipelines.Q.consumer_wait(states.Q)
     if blocks.begin < blocks.end:
-        states = first_key_block(ctx, fragments)
+        states = first_key_block(ctx, tile, fragments, states)
         for n in cutlass.range(1, blocks.end - blocks.unmasked_end, unroll=1):
             n_block = blocks.end - 1 - n
-            states = one_key_block(ctx, fragments, states, n_block, masked=True)
+            states = one_key_block(ctx, tile, fragments, states, n_block, masked=True)
         # The first block has been visited, whether it needed its mask or not.
         unmasked_end = min(blocks.unmasked_end, blocks.end - 1)
         for n in cutlass.range(unmasked_end - blocks.unmasked_begin, unroll=1):
             n_block = unmasked_end - 1 - n
-            states = one_key_block(ctx, fragments, states, n_block, masked=False)
+            states = one_key_block(ctx, tile, fragments, states, n_block, masked=False)
         if cutlass.const_expr(ctx.band.window):
             for n in cutlass.range(blocks.unmasked_begin - blocks.begin, unroll=1):
                 n_block = blocks.unmasked_begin - 1 - n
-                states = one_key_block(ctx, fragments, states, n_block, masked=True)
+                states = one_key_block(ctx, tile, fragments, states, n_block, masked=True)
         # O += P V of the last block
         multiply_values(ctx, fragments, states.V)
         warpgroup.wait_group(0)
         ctx.pipelines.V.consumer_release(states.V)
-    return fragments.acc_O, fragments.stats
+        states.V.advance()
+    return fragments.acc_O, fragments.stats, states
 
 
 def make_fragments(ctx: MmaContext) -> Fragments:
@@ -132,21 +144,14 @@ def scores_accumulator(ctx: MmaContext) -> cute.Tensor:
 
 
 @cute.jit
-def first_key_block(ctx: MmaContext, fragments: Fragments):
+def first_key_block(ctx: MmaContext, tile: QueryTile, fragments: Fragments, states: States):
     """S and P of the last block, which may need a mask; no V has been multiplied yet."""
-    config, pipelines = ctx.config, ctx.pipelines
-    consumer = pipeline.PipelineUserType.Consumer
-    states = KVStates(
-        pipeline.make_pipeline_state(consumer, config.stages_kv),
-        pipeline.make_pipeline_state(consumer, config.stages_kv),
-    )
     acc_S = scores_accumulator(ctx)
-    pipelines.Q.consumer_wait(pipeline.make_pipeline_state(consumer, 1))
     multiply_keys(ctx, fragments, states.K, acc_S)
     warpgroup.wait_group(0)
-    pipelines.K.consumer_release(states.K)
+    ctx.pipelines.K.consumer_release(states.K)
     cap_block(ctx, acc_S)
-    mask_block(ctx, acc_S, ctx.blocks.end - 1)
+    mask_block(ctx, tile, acc_S, tile.keys.end - 1)
     softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
@@ -156,8 +161,9 @@ def first_key_block(ctx: MmaContext, fragments: Fragments):
 @cute.jit
 def one_key_block(
     ctx: MmaContext,
+    tile: QueryTile,
     fragments: Fragments,
-    states: KVStates,
+    states: States,
     n_block: Int32,
     masked: Constexpr[bool],
 ):
@@ -169,7 +175,7 @@ def one_key_block(
     ctx.pipelines.K.consumer_release(states.K)
     cap_block(ctx, acc_S)
     if cutlass.const_expr(masked):
-        mask_block(ctx, acc_S, n_block)
+        mask_block(ctx, tile, acc_S, n_block)
     softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
     # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
@@ -207,7 +213,7 @@ def cap_block(ctx: MmaContext, acc_S: cute.Tensor):
 
 
 @cute.jit
-def mask_block(ctx: MmaContext, acc_S: cute.Tensor, n_block: Int32):
+def mask_block(ctx: MmaContext, tile: QueryTile, acc_S: cute.Tensor, n_block: Int32):
     """Scores of keys that a row does not see become -inf."""
     config = ctx.config
     mask_scores(
@@ -215,9 +221,9 @@ def mask_block(ctx: MmaContext, acc_S: cute.Tensor, n_block: Int32):
         cute.make_identity_tensor((config.tile_m, config.tile_n)),
         ctx.mma_S.get_slice(ctx.consumer_tidx),
         ctx.mma_S.get_slice(0),
-        ctx.m_block * config.queries,
+        tile.m_block * config.queries,
         n_block * config.tile_n,
-        ctx.seqlens,
+        tile.sequence.seqlens,
         ctx.band,
     )
 

@@ -21,7 +21,7 @@ from hopperflash.plan import (
 from hopperflash.problem import AttnOptions, MaskKind
 from tests.support.problems import Sizes, backward, facts, problem
 
-SCALARS = ("softmax_scale", "softcap", "window_left", "window_right")
+SCALARS = ("softmax_scale", "softcap", "window_left", "window_right", "max_ctas")
 SM90 = arch_of("sm_90a")
 SIZES = Sizes(3, 1000, 700, 6, 2, 128, 96)
 GIVEN = problem(SIZES, AttnOptions(causal=True))
