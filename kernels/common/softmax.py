@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Boolean, Float32
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
@@ -80,7 +80,8 @@ def online_step(
         row_max = Float32(0.0) if row_max == -Float32.inf else row_max
         row_max_scaled = row_max * scale_log2
         probabilities = scaled_exp2(scores, scale_log2, -row_max_scaled)
-        rescale[r] = scaled_exp2(row_max_old, scale_log2, -row_max_scaled)
+        # Exactly 1 under an unchanged maximum, whose rounding would add up over the blocks.
+        rescale[r] = scaled_exp2(row_max_old - row_max, scale_log2, Float32(0.0))
         stats.row_sum[r] = probabilities.reduce(
             cute.ReductionOp.ADD, stats.row_sum[r] * rescale[r], 0
         )
@@ -103,6 +104,19 @@ def rescale_rows(acc_mn: cute.Tensor, factor: cute.Tensor):
     """Multiply each row of an (M, N) view by its factor."""
     for r in cutlass.range_constexpr(cute.size(factor)):
         acc_mn[r, None].store(acc_mn[r, None].load() * factor[r])
+
+
+@cute.jit
+def rescale_where_needed(acc_mn: cute.Tensor, factor: cute.Tensor):
+    """`rescale_rows`, passed over where the factors of all rows of the warp are 1.
+
+    The branch also keeps each accumulator in its registers: ptxas then has no need of others.
+    """
+    changed = Boolean(False)
+    for r in cutlass.range_constexpr(cute.size(factor)):
+        changed = changed or factor[r] != 1.0
+    if cute.arch.vote_any_sync(changed):
+        rescale_rows(acc_mn, factor)
 
 
 @cute.jit

@@ -155,7 +155,7 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
             ctx.band,
         )
     softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
-    softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
+    softmax.rescale_where_needed(mn_view(fragments.acc_O), fragments.rescale)
     acc_P = operand_a_view(acc_S)
     tOrP = cute.make_rmem_tensor_like(acc_P, ctx.smem.sV.element_type)
     convert_operand_a(acc_P, tOrP)
