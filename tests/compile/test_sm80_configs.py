@@ -79,7 +79,8 @@ def _sampled() -> Iterator[KernelSpec]:
 def _covering() -> Iterator[KernelSpec]:
     """Every row of Ampere's tables at its own head dims, in each variant and direction and both
     dtypes if not in every combination of them: fp16, folded heads and an order of additions
-    take the most registers. Then what else selects a row, once or twice each.
+    take the most registers. Then what else selects a row, once or twice each, and the widest V
+    where the compiler needs the most.
     """
     for arch in ARCHS:
         table = table_of(arch_of(arch))
@@ -103,6 +104,9 @@ def _covering() -> Iterator[KernelSpec]:
     for arch, pair in product((*NEWER, *SAMPLED_ARCHS), EQUAL):
         yield _spec(arch, pair, FP16, EVERYTHING, "folded")
         yield _spec(arch, pair, FP16, EVERYTHING, "backward")
+    for row, variant in product(table_of(arch_of("sm_100a")).forward, VARIANTS):
+        if row.head_dim_v == HEAD_DIMS[-1]:
+            yield _spec("sm_100a", (row.head_dim, row.head_dim_v), FP16, variant, "folded")
     for pair, gradients in product(EQUAL, ("dq", "dk+dv", "dv")):
         yield _spec("sm_80", pair, FP16, Variant(MaskKind.FULL), gradients)
 
