@@ -101,7 +101,7 @@ def _covering() -> Iterator[KernelSpec]:
     for pair in EQUAL:
         yield walking(_spec("sm_80", pair, FP16, DOCUMENTS, "folded"))
         yield walking(_spec("sm_80", pair, FP16, DOCUMENTS, "deterministic"))
-    for arch, pair in product((*NEWER, *SAMPLED_ARCHS), EQUAL):
+    for arch, pair in product((*ARCHS, *NEWER, *SAMPLED_ARCHS), EQUAL):
         yield _spec(arch, pair, FP16, EVERYTHING, "folded")
         yield _spec(arch, pair, FP16, EVERYTHING, "backward")
     for row, variant in product(table_of(arch_of("sm_100a")).forward, VARIANTS):
