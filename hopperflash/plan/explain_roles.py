@@ -12,6 +12,7 @@ from hopperflash.plan.config import (
     ForwardConfig,
     ForwardConfigSm80,
     MainConfig,
+    Scheduler,
 )
 
 
@@ -55,8 +56,10 @@ def _hopper_forward(config: ForwardConfig, arch: ArchSpec) -> Iterator[str]:
 
 
 def _hopper_backward(config: BackwardConfig, arch: ArchSpec) -> Iterator[str]:
+    persistent = config.scheduler is Scheduler.PERSISTENT
+    load = "warp 0 loads Q and dO, warp 2 K and V" if persistent else "warp 0 loads"
     store = ", warp 1 adds dQ tiles" if config.needs("dq") else ""
-    yield f"warpgroup 0: warp 0 loads{store} (TMA), {config.registers_producer} registers"
+    yield f"warpgroup 0: {load}{store} (TMA), {config.registers_producer} registers"
     keys = _keys(config.tile_n // config.key_warpgroups, config.key_shares)
     yield (
         f"warpgroups 1-{config.consumer_warpgroups}: consumers of {keys} each"

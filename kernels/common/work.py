@@ -134,6 +134,18 @@ def tile_number(walk: Walk, number: Int32):
 
 
 @cute.jit
+def anew(value: Int32):
+    """`value`, from which nothing can be computed ahead of this.
+
+    What is the same for all tiles would be computed before the first, and kept in registers that
+    the loop over a tile does not have.
+    """
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+    )
+
+
+@cute.jit
 def read_tile(table: cute.Tensor, row: Int32):
     """(block, sequence) of a row of the table: a `TILE_FIELDS` record."""
     fields = cute.make_rmem_tensor(len(TILE_FIELDS), Int32)

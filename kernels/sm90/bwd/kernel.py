@@ -20,7 +20,7 @@ to the store warp and back).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cutlass
@@ -38,7 +38,16 @@ from ...common.band import Band, Seqlens
 from ...common.dependent import wait_for_previous
 from ...common.softmax import Scales, make_scales
 from ...common.tiles import key_tile
-from ...common.work import AssignedTile, Tiles, Walk, first_tile, for_each_tile, grid, tile_number
+from ...common.work import (
+    AssignedTile,
+    Tiles,
+    Walk,
+    anew,
+    first_tile,
+    for_each_tile,
+    grid,
+    tile_number,
+)
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
 from .load import (
@@ -281,10 +290,15 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
 def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
     """A consumer warpgroup's part of a key tile."""
     config, ring_KV = ctx.mma.config, ctx.mma.pipelines.KV
-    acc_dK, acc_dV, states = mma(ctx.mma, key_tile_of(ctx, assigned), states)
+    consumer_tidx = ctx.mma.consumer_tidx
+    if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+        consumer_tidx = anew(consumer_tidx)
+    mma_context = replace(ctx.mma, consumer_tidx=consumer_tidx)
+    acc_dK, acc_dV, states = mma(mma_context, key_tile_of(ctx, assigned), states)
     # Asked for anew, so that it is not live in the loop over query tiles.
     finished = key_tile_of(ctx, tile_number(ctx.walk, assigned.number))
-    epilogue(ctx.epilogue, finished, acc_dK, acc_dV)
+    epilogue_context = replace(ctx.epilogue, consumer_tidx=consumer_tidx)
+    epilogue(epilogue_context, finished, acc_dK, acc_dV)
     if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
         # The warp that stored dK and dV has waited until they were read: the next K and V may come.
         ring_KV.consumer_release(states.KV)
