@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from hopperflash.analysis import inspect_cubin
+from hopperflash.analysis import KernelResources, inspect_cubin
 from hopperflash.analysis.loop_cost import Share, StepCost, Tile, step_cost
 from hopperflash.analysis.loops import tensor_loops
 from hopperflash.plan import KernelSpec
@@ -140,7 +140,8 @@ def our_side(case: Case) -> Side:
         ref, config = SM90.backward, backward_config(backward_tile(*dims, case.mask), *dims)
     spec = KernelSpec(ref, config, Signature(DType.BFLOAT16, case.mask), "sm_90a")
     cubin = compile_kernel(spec).artifacts.CUBIN
-    return side(case, config, cubin, [config.consumer_warpgroups])
+    (kernel,) = inspect_cubin(cubin)
+    return side(case, config, kernel, [config.consumer_warpgroups])
 
 
 def peer_side(case: Case, kernel: PeerKernel) -> Side:
@@ -161,14 +162,14 @@ def peer_side(case: Case, kernel: PeerKernel) -> Side:
         config = BackwardConfig(**common, key_warpgroups=kernel.warpgroups)
     alike = kernel.dq_warpgroups == kernel.warpgroups
     shares = [kernel.warpgroups] if alike else [1] * kernel.warpgroups
-    return side(case, config, kernel.cubin, shares)
+    (resources,) = inspect_cubin(kernel.cubin)
+    return side(case, config, resources, shares)
 
 
 def side(
-    case: Case, config: ForwardConfig | BackwardConfig, cubin: bytes, shares: list[int]
+    case: Case, config: ForwardConfig | BackwardConfig, kernel: KernelResources, shares: list[int]
 ) -> Side:
     """`shares`: warpgroups of each of the loops that together make up a step."""
-    (kernel,) = inspect_cubin(cubin)
     tile = Tile(
         scores=config.tile_m * config.tile_n,
         gemms=2 if case.direction == "forward" else 5,

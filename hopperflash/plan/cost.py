@@ -35,10 +35,11 @@ _FP32 = 4
 _ROWS = 2  # of a fragment that a thread has a part of
 _MATRICES = 8  # 16-bit values that a thread hands to one stmatrix
 
-# Addresses, descriptors, barriers and loop control, per thread and step: the median of what the
-# compiler adds to the arithmetic below in this package's kernels.
-FORWARD_OVERHEAD = 75
-BACKWARD_OVERHEAD = 125
+# Descriptors, addresses, barriers and loop control, per thread and step: about the median of what
+# the compiler adds to the arithmetic below in this package's kernels.
+FORWARD_OVERHEAD = 90
+BACKWARD_OVERHEAD = 175
+SHARED_P_OVERHEAD = 40
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def _forward(config: ForwardConfig, itemsize: int) -> TileStep:
             # row maximum, P packed in pairs
             alu=1.5 * scores,
             lsu=shuffles + (scores / _MATRICES if shared_P else 0),
-            overhead=FORWARD_OVERHEAD,
+            overhead=FORWARD_OVERHEAD + SHARED_P_OVERHEAD * shared_P,
         ),
     )
 
@@ -222,7 +223,7 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
             # P and dS packed in pairs
             alu=scores,
             lsu=statistics + stores + moved.out_of_shared / _FP32 / threads / 2,
-            overhead=BACKWARD_OVERHEAD,
+            overhead=BACKWARD_OVERHEAD + SHARED_P_OVERHEAD * (not in_registers),
         ),
     )
 
