@@ -77,12 +77,12 @@ class Side:
     @property
     def interior(self) -> StepCost:
         """The step without a mask, or the cheapest there is."""
-        return min(self.steps, key=lambda step: step.instructions)
+        return min(self.steps, key=lambda step: (step.masked, step.instructions))
 
     @property
     def boundary(self) -> StepCost:
-        """The dearest step."""
-        return max(self.steps, key=lambda step: step.instructions)
+        """The dearest step with a mask, or the dearest there is."""
+        return max(self.steps, key=lambda step: (step.masked, step.instructions))
 
     @property
     def masks_always(self) -> bool:

@@ -18,9 +18,6 @@ from hopperflash.analysis.sass import SassInstruction, SassListing
 _TARGET = re.compile(r"\.L_[\w$]+")
 _ENDS = ("EXIT", "RET", "BRX", "JMX", "KILL")
 _TENSOR = ("HGMMA", "HMMA")
-# What replaces a hidden score: a select, or a move under a predicate (of a bit mask, R2P).
-_SELECTS = ("FSEL", "SEL")
-_MOVES = ("MOV", "IMAD.MOV", "FMUL", "FADD")
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,8 @@ class Loop:
 
     @property
     def masks(self) -> int:
-        """Selects and moves under a predicate: about one a score where scores are masked."""
-        moved = sum(
-            1
-            for i in self.instructions
-            if i.predicate and any(i.opcode.startswith(move) for move in _MOVES)
-        )
-        return self.count(*_SELECTS) + moved
+        """Selects, one a score where scores are masked, and the few that guard a row's maximum."""
+        return self.count("FSEL")
 
     @property
     def spills(self) -> int:
