@@ -76,6 +76,11 @@ class SassListing:
 
 def disassemble(cubin: bytes) -> dict[str, SassListing]:
     """Listings of all kernels in a cubin, by kernel name."""
+    return parse_listing(disassembly(cubin))
+
+
+def disassembly(cubin: bytes) -> str:
+    """What `nvdisasm --print-code` prints for a cubin."""
     tool = find_nvdisasm()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.cubin"
@@ -85,7 +90,7 @@ def disassemble(cubin: bytes) -> dict[str, SassListing]:
         )
     if result.returncode:
         raise HopperflashError("nvdisasm failed:", [result.stderr.strip()])
-    return parse_listing(result.stdout)
+    return result.stdout
 
 
 def parse_listing(text: str) -> dict[str, SassListing]:

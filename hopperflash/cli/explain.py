@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, cast
 
 from hopperflash import plan
@@ -20,6 +20,7 @@ class ExplainOptions(ProblemOptions):
     head_dim_v: Annotated[int | None, flag("Head dim of V.", show_default="head_dim")] = None
     arch: Annotated[str, flag("Target, such as sm_90a, sm_80 or cpu.")] = "sm_90a"
     direction: Annotated[str, flag("forward or backward.")] = "forward"
+    deterministic: Annotated[bool, flag("Gradients in a fixed order.", "--deterministic")] = False
     backend: Annotated[str | None, flag("sm90, sm80 or cpu; by default the first able one.")] = None
     json: Annotated[bool, flag("Print the plan as JSON.", "--json")] = False
 
@@ -51,5 +52,6 @@ def plan_of(options: ExplainOptions) -> plan.LaunchPlan:
         shapes = [(sum(seqlens), *shape[2:]) for shape in shapes]
         lengths = {name: facts((len(seqlens) + 1,), "int32") for name in CU_SEQLENS}
     q, k, v = map(facts, shapes)
-    problem = build_problem(q, k, v, options.attention, lengths)
+    attention = replace(options.attention, deterministic=options.deterministic)
+    problem = build_problem(q, k, v, attention, lengths)
     return plan.make_plan(problem, arch, cast(Direction, options.direction), options.backend)

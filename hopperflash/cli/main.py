@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hopperflash.cli import cache
+from hopperflash.cli.compile import compile_kernels
 from hopperflash.cli.demo import demo
 from hopperflash.cli.doctor import doctor
 from hopperflash.cli.emulate import emulate
@@ -17,6 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+app.command("compile")(compile_kernels)
 app.command()(demo)
 app.command()(doctor)
 app.command()(emulate)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
-from hopperflash.plan.bandwidth import tile_traffic
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
 from hopperflash.plan.config import (
@@ -19,9 +18,11 @@ from hopperflash.plan.config import (
     PreprocessConfig,
     TileTableConfig,
 )
+from hopperflash.plan.cost import tile_step
 from hopperflash.plan.explain_roles import operand_notes, roles
 from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
 from hopperflash.plan.scheduling import describe
+from hopperflash.plan.units import HOPPER
 from hopperflash.problem import AttnProblem
 
 Sections = Iterator[tuple[str, list[str]]]
@@ -45,7 +46,7 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     yield "registers", list(_registers(registers, config))
     yield "shared", _shared_memory(smem, plan.arch)
     if isinstance(config, (ForwardConfig, BackwardConfig)):
-        yield "bandwidth", [_bandwidth(config, plan.problem.dtype.itemsize)]
+        yield "model", list(_model(config, plan.problem.dtype.itemsize))
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
         yield "scheduler", list(describe(call, plan.problem, plan.arch))
@@ -138,14 +139,16 @@ def _shared_memory(found: SharedMemoryBudget, arch: ArchSpec) -> list[str]:
     return [str(found), f"= {found.total} B aligned, of {limit} B per block"]
 
 
-def _bandwidth(config: ForwardConfig | BackwardConfig, itemsize: int) -> str:
-    traffic = tile_traffic(config, itemsize)
-    step = "key block" if isinstance(config, ForwardConfig) else "query block"
-    shared, tensor = traffic.shared_clocks, traffic.tensor_clocks
-    bound = "shared memory" if shared > tensor else "tensor cores"
-    return (
-        f"clocks of a {step}: tensor cores {tensor}, shared memory {shared}"
-        f" ({traffic.shared_bytes} B): {bound} bound"
+def _model(config: ForwardConfig | BackwardConfig, itemsize: int) -> Iterator[str]:
+    step = tile_step(config, itemsize)
+    units = step.units
+    block = "key block" if isinstance(config, ForwardConfig) else "query block"
+    yield f"clocks of a {block}: {units}"
+    demand = units.l2_demand * HOPPER.l2_bytes
+    yield f"bound by {units.bound.unit}; {demand:.1f} B a clock asked of L2"
+    yield (
+        f"{step.instructions:.0f} instructions per thread,"
+        f" {step.instructions_per_score:.2f} a score"
     )
 
 

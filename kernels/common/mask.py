@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Constexpr, Float32, Int32
 
 from .band import Band, Seqlens, visible_keys, visible_queries
 from .layouts import mn_view
 
+_OCTET, _PAIR = 8, 2  # a thread of an accumulator has two of every eight columns
+_CHUNK = 24  # columns whose bits are in one register; a shift by its whole width is undefined
 _PAST_ANY_TILE = 256  # queries of the last tile may lie past the end by less than this
 
 
@@ -17,7 +19,6 @@ def mask_scores(
     acc_S: cute.Tensor,  # (MMA, MMA_M, MMA_N)
     cS: cute.Tensor,  # identity (tile_m, tile_n)
     thr_mma: cute.ThrMma,
-    thr_mma_origin: cute.ThrMma,  # the slice of thread 0: its columns are compile-time constants
     first_query: Int32,
     first_key: Int32,
     seqlens: Seqlens,
@@ -25,22 +26,49 @@ def mask_scores(
 ):
     """Set the scores of invisible keys to -inf.
 
-    A thread's columns are those of thread 0 shifted by its own first column, so comparing constants
-    with one shifted limit per row leaves a single compare and select per score.
+    How many of a row's columns come before each limit makes bits, which the compiler turns into
+    predicates eight at a time: that leaves one select per score.
     """
     acc_S_mn = mn_view(acc_S)
     tScS_mn = mn_view(thr_mma.partition_C(cS))
-    t0ScS_mn = mn_view(thr_mma_origin.partition_C(cS))
     thread_key = first_key + tScS_mn[0, 0][1]
     for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
         keys = visible_keys(band, first_query + tScS_mn[r, 0][0] // band.group, seqlens)
-        begin, end = keys.begin - thread_key, keys.end - thread_key
-        for c in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[1])):
-            column = t0ScS_mn[0, c][1]
-            visible = column < end
+        end = columns_before(keys.end - thread_key)
+        begin = columns_before(keys.begin - thread_key)
+        columns = cute.size(acc_S_mn, mode=[1])
+        for first in cutlass.range_constexpr(0, columns, _CHUNK):
+            visible = low_bits(end - first)
             if cutlass.const_expr(band.window):
-                visible = visible and column >= begin
-            acc_S_mn[r, c] = acc_S_mn[r, c] if visible else -Float32.inf
+                visible = visible & ~low_bits(begin - first)
+            for i in cutlass.range_constexpr(min(_CHUNK, columns - first)):
+                c = first + i
+                acc_S_mn[r, c] = acc_S_mn[r, c] if visible & (1 << i) else -Float32.inf
+
+
+@cute.jit
+def columns_before(limit: Int32, run: Constexpr[int] = _OCTET, period: Constexpr[int] = _OCTET):
+    """How many columns of a thread come before one of the tile's.
+
+    A thread has the first two of each octet, of the octets of a run in each period. Outside the
+    tile the count is below 0, or as many as there are, or more.
+    """
+    inside = min(limit % period, run)
+    pairs = limit // period * (run // _OCTET) + inside // _OCTET
+    return pairs * _PAIR + min(inside % _OCTET, _PAIR)
+
+
+def column_pattern(columns: list[int]) -> tuple[int, int]:
+    """(run, period) of the columns of thread 0, which are known at compile time."""
+    first = columns[::_PAIR]
+    jumps = [i for i in range(1, len(first)) if first[i] - first[i - 1] != _OCTET]
+    return (_OCTET * jumps[0], first[jumps[0]]) if jumps else (_OCTET, _OCTET)
+
+
+@cute.jit
+def low_bits(count: Int32):
+    """The lowest `count` bits of a chunk; none below 0."""
+    return (Int32(1) << min(max(count, 0), _CHUNK)) - 1
 
 
 @cute.jit
@@ -60,16 +88,20 @@ def mask_transposed_scores(
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
     t0ScSt_mn = mn_view(thr_mma_origin.partition_C(cSt))
     thread_query = first_query + tScSt_mn[0, 0][1]
+    columns = cute.size(acc_St_mn, mode=[1])
+    pattern = column_pattern([t0ScSt_mn[0, c][1] for c in range(columns)])
     for r in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[0])):
         key = first_key + tScSt_mn[r, 0][0]
         queries = visible_queries(band, key, seqlens)
-        begin, end = queries.begin, queries.end - thread_query
+        first_visible = queries.begin
         if key >= seqlens.k:
-            begin = seqlens.q + _PAST_ANY_TILE
-        begin = begin - thread_query
-        for c in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[1])):
-            column = t0ScSt_mn[0, c][1]
-            visible = column >= begin
+            first_visible = seqlens.q + _PAST_ANY_TILE
+        begin = columns_before(first_visible - thread_query, *pattern)
+        end = columns_before(queries.end - thread_query, *pattern)
+        for first in cutlass.range_constexpr(0, columns, _CHUNK):
+            visible = ~low_bits(begin - first)
             if cutlass.const_expr(band.window):
-                visible = visible and column < end
-            acc_St_mn[r, c] = acc_St_mn[r, c] if visible else -Float32.inf
+                visible = visible & low_bits(end - first)
+            for i in cutlass.range_constexpr(min(_CHUNK, columns - first)):
+                c = first + i
+                acc_St_mn[r, c] = acc_St_mn[r, c] if visible & (1 << i) else -Float32.inf

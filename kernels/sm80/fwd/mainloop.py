@@ -148,7 +148,6 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
             acc_S,
             cute.make_identity_tensor((config.tile_m, config.tile_n)),
             mma.get_slice(ctx.tidx),
-            mma.get_slice(0),
             ctx.m_block * config.queries,
             n_block * config.tile_n,
             ctx.seqlens,

@@ -220,7 +220,6 @@ def mask_block(ctx: MmaContext, tile: QueryTile, acc_S: cute.Tensor, n_block: In
         acc_S,
         cute.make_identity_tensor((config.tile_m, config.tile_n)),
         ctx.mma_S.get_slice(ctx.consumer_tidx),
-        ctx.mma_S.get_slice(0),
         tile.m_block * config.queries,
         n_block * config.tile_n,
         tile.sequence.seqlens,

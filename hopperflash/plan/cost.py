@@ -1,0 +1,248 @@
+"""A model of what a Hopper tile costs: the clocks of each unit for one step of a kernel's loop.
+
+A step is a key block of a forward tile or a query block of a backward tile. What it multiplies,
+moves and computes follows from the configuration; addresses, barriers and loop control are a
+constant. `docs/performance.md` has the assumptions, and the predictions beside what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hopperflash.plan.config import (
+    WARPGROUP_THREADS,
+    WGMMA_ROWS,
+    BackwardConfig,
+    ForwardConfig,
+    ForwardConfigSm80,
+    MainConfig,
+    POperand,
+)
+from hopperflash.plan.units import (
+    ALU_CLOCKS,
+    HOPPER,
+    MUFU_CLOCKS,
+    SHARED_BYTES,
+    SUB_CORES,
+    UnitClocks,
+)
+
+WGMMA_DEPTH = 16
+_A_BYTES = WGMMA_ROWS * WGMMA_DEPTH * 2
+_B_BYTES = WGMMA_DEPTH * 2  # a column
+_FP32 = 4
+_ROWS = 2  # of a fragment that a thread has a part of
+_MATRICES = 8  # 16-bit values that a thread hands to one stmatrix
+
+# Descriptors, addresses, barriers and loop control, per thread and step: about the median of what
+# the compiler adds to the arithmetic below in this package's kernels.
+FORWARD_OVERHEAD = 90
+BACKWARD_OVERHEAD = 175
+SHARED_P_OVERHEAD = 40
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A product (rows, columns, depth) whose columns warpgroups split into `shares`.
+
+    wgmma m64nNk16 reads 32 N bytes of B from shared memory, and 2048 of A unless A is in registers;
+    every warpgroup reads for itself.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    depth: int
+    a_in_registers: bool = False
+    shares: int = 1
+
+    @property
+    def instructions(self) -> int:
+        """wgmma of all warpgroups."""
+        return self.rows // WGMMA_ROWS * self.shares * (self.depth // WGMMA_DEPTH)
+
+    @property
+    def tensor_clocks(self) -> int:
+        """Clocks of the tensor cores."""
+        return self.instructions * (self.columns // self.shares) // 2
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of both operands from shared memory."""
+        a = 0 if self.a_in_registers else _A_BYTES
+        return self.instructions * (a + _B_BYTES * (self.columns // self.shares))
+
+
+@dataclass(frozen=True)
+class ThreadWork:
+    """Instructions of a thread in one step, by pipe, beside wgmma."""
+
+    mufu: float = 0
+    fma: float = 0
+    alu: float = 0
+    lsu: float = 0
+    overhead: float = 0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.mufu + self.fma + self.alu + self.lsu + self.overhead
+
+
+class Moved(NamedTuple):
+    """Bytes of a step that no thread moves: by TMA or cp.async."""
+
+    into_shared: int
+    out_of_shared: int
+    l2: int
+
+
+@dataclass(frozen=True)
+class TileStep:
+    """One step: its GEMMs, the bytes that others move, and what the threads compute."""
+
+    scores: int
+    """Of the tile, hidden ones too."""
+    warpgroups: int
+    gemms: tuple[Gemm, ...]
+    shared: tuple[tuple[str, int], ...]
+    """Bytes through shared memory beside the GEMMs' operands."""
+    l2_bytes: int
+    """Bytes to and from L2."""
+    thread: ThreadWork = field(default_factory=ThreadWork)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes read from and written to shared memory."""
+        return sum(g.bytes_read for g in self.gemms) + sum(size for _, size in self.shared)
+
+    @property
+    def instructions(self) -> float:
+        """Instructions per thread, wgmma too."""
+        return self.thread.total + sum(g.instructions for g in self.gemms) / self.warpgroups
+
+    @property
+    def instructions_per_score(self) -> float:
+        """Instructions per thread over its scores."""
+        return self.instructions * self.warpgroups * WARPGROUP_THREADS / self.scores
+
+    @property
+    def units(self) -> UnitClocks:
+        """Clocks of each unit; each sub-core has one warp of every warpgroup."""
+        thread, warps = self.thread, self.warpgroups
+        return UnitClocks(
+            tensor=sum(gemm.tensor_clocks for gemm in self.gemms),
+            mufu=thread.mufu * MUFU_CLOCKS * warps,
+            issue=self.instructions * warps,
+            fma=thread.fma * HOPPER.fma_clocks * warps,
+            alu=thread.alu * ALU_CLOCKS * warps,
+            shared=self.shared_bytes / SHARED_BYTES,
+            l2=self.l2_bytes / HOPPER.l2_bytes,
+        )
+
+
+def tile_step(config: ForwardConfig | BackwardConfig, itemsize: int) -> TileStep:
+    """A step without a mask or a cap."""
+    if isinstance(config, ForwardConfig):
+        return _forward(config, itemsize)
+    return _backward(config, itemsize)
+
+
+def moved_bytes(config: MainConfig, itemsize: int) -> Moved:
+    """K and V of a forward step; Q and dO of a backward step, and its dQ in fp32."""
+    c = config
+    if isinstance(c, (ForwardConfig, ForwardConfigSm80)):
+        fills = c.tile_n * (c.head_dim + c.head_dim_v) * itemsize
+        return Moved(fills, 0, fills)
+    fills = c.tile_m * (c.head_dim + c.head_dim_v) * itemsize
+    dQ = c.tile_m * c.head_dim * _FP32 if c.needs("dq") else 0
+    # Ampere's threads add dQ from their registers.
+    return Moved(fills, dQ if isinstance(c, BackwardConfig) else 0, fills + dQ)
+
+
+def _forward(config: ForwardConfig, itemsize: int) -> TileStep:
+    c, moved = config, moved_bytes(config, itemsize)
+    shared_P = c.p_operand is POperand.SHARED
+    threads = WARPGROUP_THREADS * c.consumer_warpgroups
+    scores, outputs = c.tile_m * c.tile_n // threads, c.tile_m * c.head_dim_v // threads
+    shuffles = 2 * _ROWS
+    return TileStep(
+        scores=c.tile_m * c.tile_n,
+        warpgroups=c.consumer_warpgroups,
+        gemms=(
+            Gemm("S = Q K^T", c.tile_m, c.tile_n, c.head_dim),
+            Gemm("O += P V", c.tile_m, c.head_dim_v, c.tile_n, a_in_registers=not shared_P),
+        ),
+        shared=(
+            ("K and V from TMA", moved.into_shared),
+            ("P stored", c.tile_m * c.tile_n * itemsize if shared_P else 0),
+            ("row maxima shuffled", _wavefronts(shuffles, c.consumer_warpgroups)),
+        ),
+        l2_bytes=moved.l2,
+        thread=ThreadWork(
+            mufu=scores + _ROWS,
+            # scale and shift, row sum, rescaling of O
+            fma=2 * scores + outputs,
+            # row maximum, P packed in pairs
+            alu=1.5 * scores,
+            lsu=shuffles + (scores / _MATRICES if shared_P else 0),
+            overhead=FORWARD_OVERHEAD + SHARED_P_OVERHEAD * shared_P,
+        ),
+    )
+
+
+def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
+    """S^T and dP^T always have keys as rows: only dS then crosses shared memory, for dQ. With
+    queries as rows both P and dS would, for dV and dK."""
+    c, moved = config, moved_bytes(config, itemsize)
+    m, n = c.tile_m, c.tile_n
+    in_registers = c.p_operand is POperand.REGISTERS
+    dS_crosses = c.needs("dq") or not in_registers
+    threads = WARPGROUP_THREADS * c.consumer_warpgroups
+    scores = m * n // threads
+    # LSE and delta of a thread's columns, in pairs
+    statistics = m // c.key_shares // 4
+    stores = (scores / _MATRICES) * (dS_crosses + (not in_registers))
+    return TileStep(
+        scores=m * n,
+        warpgroups=c.consumer_warpgroups,
+        gemms=_backward_gemms(c),
+        shared=(
+            ("Q and dO from TMA", moved.into_shared),
+            ("dS stored", m * n * itemsize if dS_crosses else 0),
+            ("P stored", 0 if in_registers else m * n * itemsize),
+            ("dQ stored, and read by TMA", 2 * moved.out_of_shared),
+            ("LSE and delta read", _wavefronts(statistics, c.consumer_warpgroups)),
+        ),
+        l2_bytes=moved.l2,
+        thread=ThreadWork(
+            mufu=scores,
+            # scale and shift, dP - delta, P (dP - delta)
+            fma=3 * scores,
+            # P and dS packed in pairs
+            alu=scores,
+            lsu=statistics + stores + moved.out_of_shared / _FP32 / threads / 2,
+            overhead=BACKWARD_OVERHEAD + SHARED_P_OVERHEAD * (not in_registers),
+        ),
+    )
+
+
+def _backward_gemms(config: BackwardConfig) -> tuple[Gemm, ...]:
+    c = config
+    m, n, d, dv = c.tile_m, c.tile_n, c.head_dim, c.head_dim_v
+    in_registers, shares = c.p_operand is POperand.REGISTERS, c.key_shares
+    gemms = [Gemm("S^T = K Q^T", n, m, d, shares=shares)]
+    gemms += [Gemm("dP^T = V dO^T", n, m, dv, shares=shares)]
+    if c.needs("dv"):
+        gemms += [Gemm("dV += P^T dO", n, dv, m, in_registers, shares)]
+    if c.needs("dk"):
+        gemms += [Gemm("dK += dS^T Q", n, d, m, in_registers, shares)]
+    if c.needs("dq"):
+        gemms += [Gemm("dQ = dS K", m, d, n, shares=c.query_shares)]
+    return tuple(gemms)
+
+
+def _wavefronts(instructions: int, warpgroups: int) -> int:
+    """Bytes' worth of the shared-memory pipe that shuffles and loads of few addresses take."""
+    return instructions * SUB_CORES * warpgroups * SHARED_BYTES

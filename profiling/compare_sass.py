@@ -1,0 +1,248 @@
+"""Our kernels and flash-attn-4's beside each other, as one compiler makes them; no GPU is needed.
+
+    python -m profiling.compare_sass [--cubins DIR] [--docs DIR] [--head-dims 64,128]
+
+Writes `sass.md` (table, thresholds) and `sass.svg` (ratios). With --cubins the peer's kernels are
+kept in that folder and read from there the next time; ours are in the compile cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from hopperflash.analysis import KernelResources, inspect_cubin
+from hopperflash.analysis.loop_cost import Share, StepCost, Tile, step_cost
+from hopperflash.analysis.loops import tensor_loops
+from hopperflash.plan import KernelSpec
+from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
+from hopperflash.plan.config import BackwardConfig, ForwardConfig, POperand
+from hopperflash.plan.cost import moved_bytes
+from hopperflash.plan.sm90 import SM90
+from hopperflash.plan.tiles_sm90 import (
+    backward_config,
+    backward_tile,
+    forward_config,
+    forward_tile,
+)
+from hopperflash.plan.units import HOPPER
+from hopperflash.problem import DType, MaskKind, MaskSpec, Signature
+from profiling.peer import KERNELS, PeerKernel, compile_peer
+
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+# Where blocks are counted: one head of this many queries and keys.
+SEQLEN = 8192
+WINDOW_LEFT = 1024
+MASKS = {
+    MaskKind.FULL: MaskSpec(),
+    MaskKind.CAUSAL: MaskSpec(right=0),
+    MaskKind.WINDOW: MaskSpec(left=WINDOW_LEFT, right=0),
+}
+ITEMSIZE = 2
+WARPS = 4  # of a warpgroup
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel of each side."""
+
+    direction: str
+    head_dim: int
+    head_dim_v: int
+    mask: MaskKind
+
+    @property
+    def name(self) -> str:
+        dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else (
+            f"{self.head_dim}/{self.head_dim_v}"
+        )  # fmt: skip
+        return f"{dims} {self.mask.value}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A kernel as compiled. Where all steps are alike, interior and boundary are the same."""
+
+    tile_m: int
+    tile_n: int
+    steps: tuple[StepCost, ...]
+    spill_bytes: int
+    stack_bytes: int
+    clocks: float
+    """Of the bounds of all steps at SEQLEN, over the visible pairs, times 1000."""
+
+    @property
+    def interior(self) -> StepCost:
+        """The step without a mask, or the cheapest there is."""
+        return min(self.steps, key=lambda step: (step.masked, step.instructions))
+
+    @property
+    def boundary(self) -> StepCost:
+        """The dearest step with a mask, or the dearest there is."""
+        return max(self.steps, key=lambda step: (step.masked, step.instructions))
+
+    @property
+    def masks_always(self) -> bool:
+        """Whether interior steps are masked too."""
+        return self.interior.masked
+
+    @property
+    def l2_rate(self) -> float:
+        """Bytes a clock asked of L2 in the interior."""
+        return self.interior.units.l2_demand * HOPPER.l2_bytes
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A case with both sides."""
+
+    case: Case
+    ours: Side
+    peer: Side
+
+    @property
+    def interior(self) -> float:
+        """Ratio of instructions for a score of an interior step, ours over the peer's."""
+        return self.ours.interior.per_score / self.peer.interior.per_score
+
+    @property
+    def boundary(self) -> float | None:
+        """The same of a boundary step, None where one side has no loop of them."""
+        if not (self.ours.boundary.masked and self.peer.boundary.masked):
+            return None
+        return self.ours.boundary.per_score / self.peer.boundary.per_score
+
+    @property
+    def bound(self) -> float:
+        """Ratio of the modelled bounds for a visible pair."""
+        return self.ours.clocks / self.peer.clocks
+
+
+def cases(head_dims: tuple[tuple[int, int], ...] = HEAD_DIMS) -> list[Case]:
+    """All cases, forward first."""
+    return [
+        Case(direction, *dims, mask) for direction, dims, mask in product(KERNELS, head_dims, MASKS)
+    ]
+
+
+def our_side(case: Case) -> Side:
+    """What the plan has for a case, compiled."""
+    from hopperflash.runtime.compile import compile_kernel
+
+    dims = (case.head_dim, case.head_dim_v)
+    config: ForwardConfig | BackwardConfig
+    if case.direction == "forward":
+        ref, config = SM90.forward, forward_config(forward_tile(*dims, case.mask), *dims)
+    else:
+        ref, config = SM90.backward, backward_config(backward_tile(*dims, case.mask), *dims)
+    spec = KernelSpec(ref, config, Signature(DType.BFLOAT16, case.mask), "sm_90a")
+    cubin = compile_kernel(spec).artifacts.CUBIN
+    (kernel,) = inspect_cubin(cubin)
+    return side(case, config, kernel, [config.consumer_warpgroups])
+
+
+def peer_side(case: Case, kernel: PeerKernel) -> Side:
+    """The peer's kernel with its tile as a configuration of ours, which the bytes follow from."""
+    common = {
+        "tile_m": kernel.tile_m,
+        "tile_n": kernel.tile_n,
+        "head_dim": kernel.head_dim,
+        "head_dim_v": kernel.head_dim_v,
+        "consumer_warpgroups": kernel.warpgroups,
+        "registers_producer": 0,
+        "registers_consumer": 0,
+    }
+    config: ForwardConfig | BackwardConfig
+    if case.direction == "forward":
+        config = ForwardConfig(**common, p_operand=POperand.REGISTERS)
+    else:
+        config = BackwardConfig(**common, key_warpgroups=kernel.warpgroups)
+    alike = kernel.dq_warpgroups == kernel.warpgroups
+    shares = [kernel.warpgroups] if alike else [1] * kernel.warpgroups
+    (resources,) = inspect_cubin(kernel.cubin)
+    return side(case, config, resources, shares)
+
+
+def side(
+    case: Case, config: ForwardConfig | BackwardConfig, kernel: KernelResources, shares: list[int]
+) -> Side:
+    """`shares`: warpgroups of each of the loops that together make up a step."""
+    tile = Tile(
+        scores=config.tile_m * config.tile_n,
+        gemms=2 if case.direction == "forward" else 5,
+        moved=moved_bytes(config, ITEMSIZE),
+        rates=HOPPER,
+    )
+    loops = tensor_loops(kernel.sass)
+    steps = tuple(
+        step_cost([Share(loop, WARPS * n) for loop, n in zip(group, shares, strict=True)], tile)
+        for group in zip(*[iter(loops)] * len(shares), strict=True)
+    )
+    found = Side(
+        config.tile_m, config.tile_n, steps, kernel.local_bytes, kernel.stack_bytes, clocks=0.0
+    )
+    return replace(found, clocks=clocks_per_thousand(case, found))
+
+
+def clocks_per_thousand(case: Case, found: Side) -> float:
+    """The bounds of all steps of one head, over its visible pairs, times 1000."""
+    mask = MASKS[case.mask]
+    tiling = Tiling(SEQLEN, SEQLEN, found.tile_m, found.tile_n)
+    count = key_block_totals if case.direction == "forward" else query_block_totals
+    totals = count(mask, tiling)
+    clocks = totals.unmasked * found.interior.units.bound.clocks
+    clocks += totals.masked * found.boundary.units.bound.clocks
+    return 1000 * clocks / visible_pairs(mask)
+
+
+def visible_pairs(mask: MaskSpec) -> int:
+    """Visible pairs of one head of SEQLEN queries and keys."""
+    left = SEQLEN if mask.left is None else mask.left
+    right = SEQLEN if mask.right is None else mask.right
+    return sum(min(query + right, SEQLEN - 1) - max(query - left, 0) + 1 for query in range(SEQLEN))
+
+
+def compare(chosen: list[Case], folder: Path | None) -> Iterator[Pair]:
+    """Every case compiled on both sides."""
+    peers: dict[tuple[int, int, MaskKind], dict[str, PeerKernel]] = {}
+    for case in chosen:
+        key = (case.head_dim, case.head_dim_v, case.mask)
+        if key not in peers:
+            peers[key] = _peer_kernels(*key, folder)
+        pair = Pair(case, our_side(case), peer_side(case, peers[key][case.direction]))
+        print(f"{case.direction} {case.name}: {pair.interior:.2f}, {pair.bound:.2f}", flush=True)
+        yield pair
+
+
+def _peer_kernels(
+    head_dim: int, head_dim_v: int, mask: MaskKind, folder: Path | None
+) -> dict[str, PeerKernel]:
+    if folder is None:
+        return compile_peer(head_dim, head_dim_v, mask.value)
+    name = f"flash-attn-4-{head_dim}-{head_dim_v}-{mask.value}"
+    if not all((folder / f"{name}-{direction}.cubin").exists() for direction in KERNELS):
+        for direction, kernel in compile_peer(head_dim, head_dim_v, mask.value).items():
+            kernel.save(folder, f"{name}-{direction}")
+    return {direction: PeerKernel.load(folder, f"{name}-{direction}") for direction in KERNELS}
+
+
+def main() -> None:
+    from profiling.compare_report import write
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cubins", type=Path)
+    parser.add_argument("--docs", type=Path, default=Path("docs/performance"))
+    parser.add_argument("--head-dims", default=",".join(f"{d}/{dv}" for d, dv in HEAD_DIMS))
+    arguments = parser.parse_args()
+    wanted = arguments.head_dims.split(",")
+    head_dims = tuple(p for p in HEAD_DIMS if f"{p[0]}/{p[1]}" in wanted or str(p[0]) in wanted)
+    pairs = list(compare(cases(head_dims), arguments.cubins))
+    for path in write(pairs, arguments.docs):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
