@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from hopperflash.cli import cache
+from hopperflash.cli.bench import bench
 from hopperflash.cli.compile import compile_kernels
 from hopperflash.cli.demo import demo
 from hopperflash.cli.doctor import doctor
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command("compile")(compile_kernels)
+app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.command()(emulate)

@@ -76,7 +76,7 @@ class ProblemOptions(SizeOptions):
             for name in ("batch", "seqlen", "seqlen_k")
             if getattr(self, name) is not None
         ]
-        lengths = _integers("--seqlens", self.seqlens, "5,130,0")
+        lengths = integers("--seqlens", self.seqlens, "5,130,0")
         reasons = [f"--seqlens gives every length: leave {', '.join(dense)} away"] if dense else []
         reasons += [f"--seqlens holds {length}: give lengths" for length in lengths if length < 0]
         if reasons:
@@ -89,13 +89,14 @@ class ProblemOptions(SizeOptions):
         causal = self.causal is True if self.window is not None else self.causal is not False
         window: tuple[int, ...] = (-1, -1)
         if self.window is not None:
-            window = _integers("--window", self.window, "512,0")
+            window = integers("--window", self.window, "512,0")
             if len(window) != 2:
                 raise InvalidArgument(f"--window is {self.window!r}: give LEFT,RIGHT such as 512,0")
         return AttnOptions(causal=causal, window_size=window, softcap=self.softcap)
 
 
-def _integers(name: str, text: str, example: str) -> tuple[int, ...]:
+def integers(name: str, text: str, example: str) -> tuple[int, ...]:
+    """Numbers between commas; `InvalidArgument` for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -49,8 +49,13 @@ def table(label: str, *columns: str) -> Table:
 
 
 def print_json(value: Any) -> None:
-    """`value` as one JSON document on stdout; dataclasses become objects, sets sorted lists."""
-    sys.stdout.write(json.dumps(value, default=_jsonable, indent=2) + "\n")
+    """`as_json` on stdout."""
+    sys.stdout.write(as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """`value` as one JSON document; dataclasses become objects, sets sorted lists."""
+    return json.dumps(value, default=_jsonable, indent=2) + "\n"
 
 
 def _jsonable(value: Any) -> Any:

@@ -21,6 +21,7 @@ FLOORS = (
     {"runtime"},
     {"calls", "ops"},
     {"api", "distributed", "fused_qkv"},
+    {"bench"},
     {"integrations", "cli"},
 )
 FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
