@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from importlib import metadata
 from typing import Literal
 
 import torch
@@ -25,6 +27,14 @@ from hopperflash.tolerance import Deviation
 
 # What is timed, and its first results by name.
 Prepared = tuple[Callable[[], object], dict[str, Tensor]]
+LIBRARIES = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+)
 Status = Literal["timed", "WRONG", "failed", "refused"]
 
 
@@ -63,6 +73,7 @@ class Machine:
     torch: str
     hopperflash: str
     cuda: str | None
+    libraries: dict[str, str]  # versions of what else computes here
     started: str
     clocks: str  # why none are noted; "" where they are
 
@@ -224,6 +235,14 @@ def _machine(device: str, clocks: ClockReader) -> Machine:
         torch=torch.__version__,
         hopperflash=hopperflash.__version__,
         cuda=torch.version.cuda,
+        libraries=dict(_versions(LIBRARIES)),
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         clocks=clocks.absent,
     )
+
+
+def _versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Of those that are installed."""
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            yield name, metadata.version(name)

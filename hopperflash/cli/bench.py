@@ -176,7 +176,8 @@ def facts(found: Benchmark) -> Iterator[str]:
         yield ON_A_CPU
     cuda = f", CUDA {machine.cuda}" if machine.cuda else ""
     yield f"{machine.name}; {machine.host}; {machine.started}"
-    yield f"hopperflash {machine.hopperflash}, torch {machine.torch}{cuda}"
+    others = "".join(f", {name} {version}" for name, version in machine.libraries.items())
+    yield f"hopperflash {machine.hopperflash}, torch {machine.torch}{cuda}{others}"
     yield from (f"{name} is not here: {why}" for name, why in found.absent.items())
     yield from found.conventions
     yield (

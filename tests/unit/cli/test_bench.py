@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from hopperflash import api
 from hopperflash.bench import clocks, judge, timing
+from hopperflash.bench import implementations as bench_of
 from hopperflash.bench.cases import Grid, Shape
 from hopperflash.bench.clocks import ClockReader, Clocks
 from hopperflash.bench.html import page
@@ -157,6 +160,39 @@ def test_a_cold_call_finds_its_cache_overwritten() -> None:
     assert seen == [0, 1024, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("cache", "order"),
+    [
+        ("cold", ["overwritten", "start", "call", "end"]),
+        ("warm", ["overwritten", "call", "start", "call", "end"]),
+    ],
+)
+def test_events_stand_around_one_call(monkeypatch, cache, order) -> None:
+    """Also a warm call is queued while the GPU overwrites the buffer, and finds its operands."""
+    seen: list[str] = []
+    names = iter(["start", "end"] * 2)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.name = next(names)
+
+        def record(self) -> None:
+            seen.append(self.name)
+
+        def elapsed_time(self, end: Event) -> float:
+            assert seen[-1] == "synchronised"
+            return 2.5  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("synchronised"))
+    timer = Timer("cpu")
+    timer._on_gpu = True
+    timer._buffer = SimpleNamespace(zero_=lambda: seen.append("overwritten"))  # type: ignore[assignment]
+    assert timer.sample(lambda: seen.append("call"), cache, 2) == [2.5e-3, 2.5e-3]
+    assert seen == [*order, *order, "synchronised"]
+
+
 def test_calls_take_turns_and_none_counts_before_it_is_warm() -> None:
     order: list[str] = []
     calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
@@ -166,6 +202,20 @@ def test_calls_take_turns_and_none_counts_before_it_is_warm() -> None:
     counted = found["a"].samples
     assert order.count("a") >= counted + 2 * timing.TURNS
     assert "".join(order).count("ab") == timing.TURNS
+
+
+def test_a_peer_may_return_the_lse_too(monkeypatch) -> None:
+    """As FlashAttention-3 and -4 do."""
+
+    def with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        return ours(q, k, v, causal), torch.zeros(1)
+
+    modules = {"flash_attn_interface": SimpleNamespace(flash_attn_func=with_lse)}
+    monkeypatch.setattr(bench_of.importlib, "import_module", modules.__getitem__)
+    fa3, fa4 = implementations(("fa3", "fa4"), "cuda")
+    assert fa4.absent == "KeyError: 'flash_attn.cute'"
+    found = run((OURS, ours), ("fa3", fa3.attend))
+    assert [row.status for row in found.rows] == ["timed"] * 4
 
 
 def test_the_spread_is_of_deciles() -> None:
@@ -321,3 +371,21 @@ def test_refused(options: tuple[str, ...], words: str) -> None:
     result = bench("--device=cpu", *options) if "--device=tpu" not in options else bench(*options)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+COMMANDS = re.findall(
+    r"^hopperflash bench ?(.*?)(?: +#.*)?$",
+    (Path(__file__).parents[3] / "docs" / "bench.md").read_text(),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_page_run(command: str, tmp_path: Path, monkeypatch) -> None:
+    """At sizes of their own, on the CPU; the last of an option counts."""
+    monkeypatch.chdir(tmp_path)
+    mine = [*FAST, "--device=cpu", "--kv-heads=1"]
+    result = CliRunner().invoke(app, ["bench", *shlex.split(command), *mine])
+    assert result.exit_code == 0, result.stderr
+    for file in re.findall(r"bench\.\w+", command):
+        assert (tmp_path / file).stat().st_size > 0
