@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TO_STDOUT = Path("-")
 # Head dims, lengths, tokens and heads * head_dim: as FlashAttention-2 and -3 report on a GPU; what
-# takes a CPU about a minute.
+# takes a CPU minutes.
 _ON_GPU = ((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), 16384, 2048)
 _ON_CPU = ((64, 128), (512, 1024), 1024, 256)
 _EITHER = {
