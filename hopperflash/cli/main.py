@@ -19,8 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-app.command("compile")(compile_kernels)
 app.command()(bench)
+app.command("compile")(compile_kernels)
 app.command()(demo)
 app.command()(doctor)
 app.command()(emulate)
