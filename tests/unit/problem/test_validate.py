@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -155,6 +158,20 @@ def test_errors_survive_pickling():
     copy = pickle.loads(pickle.dumps(refused))
     assert (str(copy), copy.reasons) == (str(refused), refused.reasons)
     assert isinstance(copy, ValueError)
+
+
+def test_a_problem_of_another_process_is_found_by_its_hash():
+    """Strings have another hash there, so that the hash is computed anew."""
+    here = problem(Sizes(2, 5, 7, 4, 2, 64, 128))
+    program = (
+        "import pickle; from tests.support.problems import Sizes, problem;"
+        "p = problem(Sizes(2, 5, 7, 4, 2, 64, 128)); hash(p); print(pickle.dumps(p).hex())"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    there = pickle.loads(bytes.fromhex(printed))
+    assert there == here
+    assert hash(there) == hash(here)
 
 
 def test_facts_of_unequal_rank_are_a_bug():
