@@ -51,6 +51,16 @@ def test_scale_zero_is_not_the_default():
     assert problem(options=AttnOptions(softmax_scale=0.0)).softmax_scale == 0.0
 
 
+def test_numbers_that_no_operator_can_hold_are_refused():
+    options = AttnOptions(window_size=(2**63, 2**63 - 1), sm_margin=2**63)
+    assert refusal(
+        facts(2, 10, 4, 64), facts(2, 10, 4, 64), facts(2, 10, 4, 64), options
+    ).reasons == (
+        f"sm_margin is {2**63}: give the number of SMs to leave free, or 0",
+        f"window_size left is {2**63}: give a length below 2**63, or -1 or None",
+    )
+
+
 def test_every_reason_at_once():
     refused = refusal(
         facts(2, 10, 4, 65, dtype="float32"),
