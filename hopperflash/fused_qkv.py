@@ -26,6 +26,7 @@ def flash_attn_qkvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's position
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` of qkv (batch, seqlen, 3, heads, head_dim)."""
     q, k, v = _parts("qkv", qkv, 3, "(batch, seqlen, 3, heads, head_dim)")
@@ -44,6 +45,7 @@ def flash_attn_qkvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's position
         return_lse=return_lse,
         out=out,
         backend=backend,
+        sm_margin=sm_margin,
     )
 
 
@@ -62,6 +64,7 @@ def flash_attn_kvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's positiona
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` of q (batch, seqlen_q, heads_q, head_dim) and kv (batch, seqlen_k, 2,
     heads_k, head_dim)."""
@@ -81,6 +84,7 @@ def flash_attn_kvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's positiona
         return_lse=return_lse,
         out=out,
         backend=backend,
+        sm_margin=sm_margin,
     )
 
 
@@ -101,6 +105,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's p
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_varlen_func` of qkv (total, 3, heads, head_dim)."""
     q, k, v = _parts("qkv", qkv, 3, "(total, 3, heads, head_dim)")
@@ -125,6 +130,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's p
         return_lse=return_lse,
         out=out,
         backend=backend,
+        sm_margin=sm_margin,
     )
 
 
@@ -149,6 +155,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's po
     return_lse: bool = False,
     out: Tensor | None = None,
     backend: str | None = None,
+    sm_margin: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_varlen_func` of q (total_q, heads_q, head_dim) and kv (total_k, 2, heads_k,
     head_dim)."""
@@ -174,6 +181,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: PLR0913, PLR0917 - flash-attn's po
         return_lse=return_lse,
         out=out,
         backend=backend,
+        sm_margin=sm_margin,
     )
 
 

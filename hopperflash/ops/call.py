@@ -55,6 +55,7 @@ def _options(
     Schemas have no place for what no backend computes, and say little about what they do not take:
     what does not fit them is refused here, with every reason.
     """
+    options = options if options.is_plain else options.in_own_types
     if _fits(given, options, backend, direction):
         register_if_distributed(given["q"])
         left, right = options.window_size
@@ -68,6 +69,10 @@ def _options(
             backend=backend,
             sm_margin=options.sm_margin,
         )
+    if torch.compiler.is_compiling():  # which cannot follow what refuses
+        torch._dynamo.graph_break(
+            msg="hopperflash refuses this: without fullgraph=True it says why"
+        )
     call = accept(given, options, direction=direction, backend=backend)
     return Options.of(call.plan.problem, backend)
 
@@ -80,6 +85,7 @@ def _fits(
     tensors = {name: x for name, x in given.items() if name not in MAX_SEQLENS}
     return (
         options.is_plain
+        and _are_int64(*options.window_size, options.sm_margin)
         and not (options.dropout_p or options.alibi or options.return_attn_probs)
         and (backend is None or isinstance(backend, str))
         and ("cu_seqlens_q" in given) == ("cu_seqlens_k" in given)
@@ -89,6 +95,11 @@ def _fits(
         and len({x.device for x in tensors.values()}) == 1
         and not any(_is_negated(given[name]) for name in memory if name in given)
     )
+
+
+def _are_int64(*numbers: int | None) -> bool:
+    """Symbols of traced code are, and are not to be compared with anything."""
+    return torch.compiler.is_compiling() or all(x is None or x < 2**63 for x in numbers)
 
 
 def _is_dense(value: Any) -> bool:

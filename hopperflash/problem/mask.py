@@ -120,6 +120,8 @@ def _bound(side: str, value: Any, reasons: list[str]) -> int | None:
         reasons.append(
             f"window_size {side} is {length}: give a length >= 0, or -1 or None for unbounded"
         )
+    if length >= 2**63:
+        reasons.append(f"window_size {side} is {length}: give a length below 2**63, or -1 or None")
     return None if length == -1 else length
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from hopperflash.problem.dtypes import DType
 from hopperflash.problem.mask import MaskKind, MaskSpec
@@ -85,6 +85,10 @@ class AttnProblem:
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash: strings have another one in another process."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def is_packed(self) -> bool:

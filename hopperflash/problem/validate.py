@@ -54,6 +54,23 @@ class AttnOptions:
             and all(bound is None or isinstance(bound, int) for bound in self.window_size)
         )
 
+    @property
+    def in_own_types(self) -> AttnOptions:
+        """The same options, a plain number or list of another type made one of its own type: 0 is
+        0.0 or False."""
+        scale, window = self.softmax_scale, self.window_size
+        return AttnOptions(
+            dropout_p=_as_float(self.dropout_p),
+            softmax_scale=None if scale is None else _as_float(scale),
+            causal=_as_bool(self.causal),
+            window_size=tuple(window) if isinstance(window, list) else window,
+            softcap=_as_float(self.softcap),
+            alibi=self.alibi,
+            deterministic=_as_bool(self.deterministic),
+            return_attn_probs=_as_bool(self.return_attn_probs),
+            sm_margin=self.sm_margin,
+        )
+
 
 def build_problem(
     q: OperandFacts,
@@ -186,6 +203,15 @@ def backward_problem(
     return replace(forward, operands=tuple(merged.items()), gradients=needed)
 
 
+def _as_float(value: float) -> float:
+    exact = isinstance(value, int) and not isinstance(value, bool) and -(2**53) < value < 2**53
+    return float(value) if exact else value
+
+
+def _as_bool(value: bool) -> bool:
+    return bool(value) if isinstance(value, int) else value
+
+
 def _rank_reasons(operands: tuple[tuple[str, OperandFacts], ...], packed: bool) -> list[str]:
     modes = "(total, heads, head_dim)" if packed else "(batch, seqlen, heads, head_dim)"
     return [
@@ -285,7 +311,7 @@ def option_reasons(options: AttnOptions) -> list[str]:
         if not isinstance(value := getattr(options, name), int)
     ]
     margin = options.sm_margin
-    if not isinstance(margin, int) or isinstance(margin, bool) or margin < 0:
+    if not isinstance(margin, int) or isinstance(margin, bool) or not 0 <= margin < 2**63:
         reasons.append(f"sm_margin is {margin!r}: give the number of SMs to leave free, or 0")
     dropout_p, softcap, scale = map(numbers.get, ("dropout_p", "softcap", "softmax_scale"))
     if isinstance(dropout_p, Real) and not 0.0 <= dropout_p < 1.0:

@@ -78,6 +78,13 @@ def test_options_of_the_wrong_kind_are_refused():
     assert "unknown arch 90" in hopperflash.supports(q, k, v, arch=90).reasons[0]
 
 
+@pytest.mark.parametrize("options", [{"window_size": (2**63, 0)}, {"sm_margin": 2**63}])
+def test_numbers_that_no_operator_can_hold_are_refused(options):
+    q = torch.zeros(1, 8, 1, 64).half()
+    with pytest.raises(InvalidArgument, match=f"is {2**63}: give"):
+        hopperflash.flash_attn_func(q, q, q, **options)
+
+
 def test_a_negated_view_counts_with_its_sign():
     q, k, v = qkv()
     negated = torch._neg_view(q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,6 +58,24 @@ def test_every_option_arrives() -> None:
     assert torch.equal(found, same)
     with pytest.raises(hopperflash.UnsupportedProblem, match="dropout"):
         hopperflash.flash_attn_qkvpacked_func(qkv[None], 0.5)
+    with (
+        hopperflash.emulate("sm_90a"),
+        pytest.raises(hopperflash.UnsupportedProblem, match="sm_margin 132 leaves none"),
+    ):
+        hopperflash.flash_attn_qkvpacked_func(qkv[None], sm_margin=132)
+
+
+@pytest.mark.parametrize("name", FLASH_ATTN_OPERANDS)
+def test_keywords_are_those_of_the_plain_function(name: str) -> None:
+    """But for rows that count, which are the same of q, k and v in one tensor."""
+
+    def keywords(function: Callable[..., object]) -> set[str]:
+        parameters = inspect.signature(function).parameters.values()
+        return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    plain = "flash_attn_varlen_func" if "varlen" in name else "flash_attn_func"
+    differing = keywords(getattr(hopperflash, name)) ^ keywords(getattr(hopperflash, plain))
+    assert all(keyword.startswith("seqused") for keyword in differing)
 
 
 REFUSALS = {

@@ -159,6 +159,30 @@ def test_operands_that_do_not_fit_are_refused_while_they_are_traced() -> None:
         traced(q, v, v, 3)
 
 
+def test_options_of_another_type_can_be_traced() -> None:
+    """0 for 0.0 and False, and lists."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> object:
+        return hopperflash.flash_attn_func(q, k, v, 0, 1, 1, [5, 0], 30, None, 0, 0)  # type: ignore[arg-type]
+
+    operands = qkv(20, 30, 2)
+    found = compiled_with_counter(attend)[0](*operands)
+    assert torch.equal(found, attend(*operands))  # type: ignore[arg-type]
+    plain = {"softmax_scale": 1.0, "causal": True, "window_size": (5, 0), "softcap": 30.0}
+    assert torch.equal(found, hopperflash.flash_attn_func(*operands, **plain))  # type: ignore[arg-type]
+
+
+def test_what_no_operator_takes_is_refused_in_compiled_code_too() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> object:
+        return hopperflash.flash_attn_func(q, k, v, dropout_p=0.5)
+
+    torch.compiler.reset()
+    with pytest.raises(UnsupportedProblem, match="dropout"):
+        torch.compile(attend, backend="aot_eager")(*qkv(20, 30, 2))
+    with pytest.raises(Exception, match="hopperflash refuses this: without fullgraph=True"):
+        compiled_with_counter(attend)[0](*qkv(20, 30, 2))
+
+
 @pytest.mark.parametrize("name", ["fwd", "varlen_fwd"])
 def test_selective_checkpointing_keeps_what_it_is_told_to(name: str) -> None:
     """By the operator's name, so that its forward runs once and not once more in the backward."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -46,6 +49,16 @@ def test_options_become_facts():
 
 def test_scale_zero_is_not_the_default():
     assert problem(options=AttnOptions(softmax_scale=0.0)).softmax_scale == 0.0
+
+
+def test_numbers_that_no_operator_can_hold_are_refused():
+    options = AttnOptions(window_size=(2**63, 2**63 - 1), sm_margin=2**63)
+    assert refusal(
+        facts(2, 10, 4, 64), facts(2, 10, 4, 64), facts(2, 10, 4, 64), options
+    ).reasons == (
+        f"sm_margin is {2**63}: give the number of SMs to leave free, or 0",
+        f"window_size left is {2**63}: give a length below 2**63, or -1 or None",
+    )
 
 
 def test_every_reason_at_once():
@@ -155,6 +168,20 @@ def test_errors_survive_pickling():
     copy = pickle.loads(pickle.dumps(refused))
     assert (str(copy), copy.reasons) == (str(refused), refused.reasons)
     assert isinstance(copy, ValueError)
+
+
+def test_a_problem_of_another_process_is_found_by_its_hash():
+    """Strings have another hash there, so that the hash is computed anew."""
+    here = problem(Sizes(2, 5, 7, 4, 2, 64, 128))
+    program = (
+        "import pickle; from tests.support.problems import Sizes, problem;"
+        "p = problem(Sizes(2, 5, 7, 4, 2, 64, 128)); hash(p); print(pickle.dumps(p).hex())"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
+    there = pickle.loads(bytes.fromhex(printed))
+    assert there == here
+    assert hash(there) == hash(here)
 
 
 def test_facts_of_unequal_rank_are_a_bug():
