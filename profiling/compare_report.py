@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from hopperflash.analysis.loop_cost import StepCost
 from hopperflash.problem import MaskKind
 from profiling.compare_sass import SEQLEN, WINDOW_LEFT, Case, Pair, Side
 
@@ -17,7 +18,9 @@ INTRO = f"""# Machine code beside flash-attn-4's
 `python -m profiling.compare_sass` wrote this page: both packages' kernels compiled for sm_90a in
 one run, bf16, without a GPU. Ratios are ours over flash-attn-4's: below 1 we need less.
 
-- **interior**, **boundary**: instructions of a thread in one step of the loop over its scores.
+- **interior**, **boundary**: instructions of a thread in one step of the loop over its scores:
+  those of every step, and behind a plus those of some (one lane's arrival at a barrier; ours rescale
+  O where a row of the warp has a new maximum). Ratios are of the former.
   Interior steps need no mask; boundary steps are those of the dearest loop. Where a kernel masks
   every block, its interior steps are marked `m`.
 - **bound**: clocks that an SM needs for 1000 visible pairs, by [the model](../performance.md) from
@@ -114,11 +117,16 @@ def _row(pair: Pair) -> str:
 
 def _interior(side: Side) -> str:
     mark = " m" if side.masks_always else ""
-    return f"{side.interior.per_score:.2f}{mark}"
+    return f"{_instructions(side.interior)}{mark}"
 
 
 def _boundary(side: Side) -> str:
-    return f"{side.boundary.per_score:.2f}" if side.boundary.masked else "-"
+    return _instructions(side.boundary) if side.boundary.masked else "-"
+
+
+def _instructions(step: StepCost) -> str:
+    beyond = step.per_score - step.always_per_score
+    return f"{step.always_per_score:.2f}" + (f" + {beyond:.2f}" if beyond else "")
 
 
 def _bound(side: Side) -> str:

@@ -105,15 +105,16 @@ class Pair:
 
     @property
     def interior(self) -> float:
-        """Ratio of instructions for a score of an interior step, ours over the peer's."""
-        return self.ours.interior.per_score / self.peer.interior.per_score
+        """Ratio of instructions for a score of an interior step, ours over the peer's: of those
+        that every step executes."""
+        return self.ours.interior.always_per_score / self.peer.interior.always_per_score
 
     @property
     def boundary(self) -> float | None:
         """The same of a boundary step, None where one side has no loop of them."""
         if not (self.ours.boundary.masked and self.peer.boundary.masked):
             return None
-        return self.ours.boundary.per_score / self.peer.boundary.per_score
+        return self.ours.boundary.always_per_score / self.peer.boundary.always_per_score
 
     @property
     def bound(self) -> float:

@@ -62,6 +62,8 @@ class StepCost:
     """Per thread, the mean over the warps."""
     per_score: float
     """Instructions over scores of a thread."""
+    always_per_score: float
+    """The same of those that every way through the loop takes."""
     pipes: dict[str, float]
     conditional: float
     """Instructions that some way through the loop leaves out."""
@@ -91,6 +93,7 @@ def step_cost(shares: Sequence[Share], tile: Tile) -> StepCost:
     loops = [share.loop for share in shares]
     per_thread = tile.scores / (_LANES * warps)
     instructions = mean([len(loop.instructions) for loop in loops])
+    conditional = mean([loop.conditional for loop in loops])
     pipes = {pipe: mean([loop.pipes[pipe] for loop in loops]) for pipe in Pipe}
     shapes = sorted({_shape(i) for loop in loops for i in loop.tensor_instructions})
     syncs = max(loop.warpgroup_syncs for loop in loops)
@@ -99,8 +102,9 @@ def step_cost(shares: Sequence[Share], tile: Tile) -> StepCost:
         masked=mean([loop.masks for loop in loops]) >= per_thread / 2,
         instructions=instructions,
         per_score=instructions / per_thread,
+        always_per_score=(instructions - conditional) / per_thread,
         pipes={pipe.value: count for pipe, count in pipes.items() if count},
-        conditional=mean([loop.conditional for loop in loops]),
+        conditional=conditional,
         tensor_shapes={
             shape: mean([[_shape(i) for i in loop.tensor_instructions].count(shape)
                          for loop in loops])

@@ -118,10 +118,9 @@ def _facts(step: StepCost, model: ModelledStep | None) -> Iterator[tuple[str, st
     modelled = ""
     if model is not None and not step.masked:
         modelled = f"; model {model.instructions:.0f}, {model.per_score:.2f}"
-    yield (
-        "instructions",
-        f"{step.instructions:.0f} a thread, {step.per_score:.2f} a score{modelled}",
-    )
+    counted = f"{step.instructions:.0f} a thread, {step.per_score:.2f} a score"
+    passed_over = f", {step.conditional:.0f} of them not always" if step.conditional else ""
+    yield "instructions", f"{counted}{passed_over}{modelled}"
     yield "by pipe", _listed(step.pipes)
     faults = [f"{step.spills} spills"] if step.spills else []
     faults += ["wgmma serialised"] if step.serialised else []

@@ -180,7 +180,7 @@ def one_key_block(
     # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
     ctx.pipelines.V.consumer_release(states.V)
-    softmax.rescale_rows(mn_view(fragments.acc_O), fragments.rescale)
+    softmax.rescale_where_needed(mn_view(fragments.acc_O), fragments.rescale)
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
     states.V.advance()
