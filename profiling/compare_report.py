@@ -18,11 +18,11 @@ INTRO = f"""# Machine code beside flash-attn-4's
 `python -m profiling.compare_sass` wrote this page: both packages' kernels compiled for sm_90a in
 one run, bf16, without a GPU. Ratios are ours over flash-attn-4's: below 1 we need less.
 
-- **interior**, **boundary**: instructions of a thread in one step of the loop over its scores:
-  those of every step, and behind a plus those of some (one lane's arrival at a barrier; ours rescale
-  O where a row of the warp has a new maximum). Ratios are of the former.
-  Interior steps need no mask; boundary steps are those of the dearest loop. Where a kernel masks
-  every block, its interior steps are marked `m`.
+- **interior**, **boundary**: instructions of a thread in one step of the loop over its scores: of
+  every step, and behind a plus of some (one lane's arrival at a barrier; ours rescale O where a row
+  of the warp has a new maximum). Ratios are of the former. Interior steps need no mask; boundary
+  steps are those of the dearest loop. Where a kernel masks every block, its interior steps are
+  marked `m`.
 - **bound**: clocks that an SM needs for 1000 visible pairs, by [the model](../performance.md) from
   the machine code, for one head of {SEQLEN} queries and keys (window: {WINDOW_LEFT} keys to the
   left). The unit named bounds the interior steps.
