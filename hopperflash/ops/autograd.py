@@ -42,8 +42,9 @@ def _setup_context(operator: Operator) -> Callable[..., None]:
         )
         # The backward runs where the forward ran: its own thread knows neither of these. What is
         # traced runs elsewhere, later, and asks then.
-        if detect_fake_mode(inputs) is None:
-            options = options._replace(backend=options.backend or preference.preferred())
+        preferred = preference.preferred()
+        if options.backend is None and preferred and detect_fake_mode(inputs) is None:
+            options = options._replace(backend=preferred)
         ctx.options = options
         ctx.session = emulation.session_of(tensors["q"].device)
         ctx.count = len(inputs)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
@@ -71,10 +72,17 @@ def value_reasons(lengths: Mapping[str, Tensor], totals: Mapping[str, int]) -> I
         offsets, used = lengths.get(f"cu_seqlens_{side}"), lengths.get(f"seqused_{side}")
         if offsets is None or offsets.device.type != "cpu" or offsets.dim() != 1:
             continue
+        if not has_values(offsets):
+            continue
         values = offsets.tolist()
         yield from offset_reasons(f"cu_seqlens_{side}", values, total)
         if used is not None and used.device.type == "cpu" and used.dim() == 1:
             yield from used_reasons(f"seqused_{side}", used.tolist(), values)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there is memory behind it: not on the meta device, nor while shapes are traced."""
+    return not tensor.is_meta and detect_fake_mode(tensor) is None
 
 
 def result_reasons(results: Mapping[str, Tensor], operands: Mapping[str, Tensor]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -302,6 +303,21 @@ def test_flops_of_packed_sequences_are_those_of_each() -> None:
     pairs = 5 * 9 + 0 * 3 + 15 * 18
     per_pair = 2 * ((HEAD_DIM + HEAD_DIM_V) + (3 * HEAD_DIM + 2 * HEAD_DIM_V))
     assert counter.get_total_flops() == HEADS_Q * pairs * per_pair
+
+
+@pytest.mark.parametrize("where", [FakeTensorMode, lambda: torch.device("meta")])
+def test_flops_of_packed_sequences_are_counted_without_their_lengths(where) -> None:
+    with where(), FlopCounterMode(display=False) as counter:
+        rows, offsets = torch.empty(30, HEADS_Q, HEAD_DIM).half(), torch.empty(4).int()
+        hopperflash.flash_attn_varlen_func(rows, rows, rows, offsets, offsets, 30, 30)
+    assert counter.get_total_flops() == HEADS_Q * (3 * 10 * 10) * 2 * (2 * HEAD_DIM)
+
+
+def test_packed_sequences_are_planned_without_their_values() -> None:
+    with FakeTensorMode():
+        rows, offsets = torch.empty(30, HEADS_Q, HEAD_DIM).half(), torch.empty(4).int()
+        lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+        assert hopperflash.make_plan(rows, rows, rows, **lengths).problem.sequences == 3
 
 
 def test_deterministic_mode_of_torch_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
