@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from hopperflash.calls import INPUTS
 from hopperflash.errors import UnsupportedProblem
@@ -39,8 +40,12 @@ def _setup_context(operator: Operator) -> Callable[..., None]:
         ctx.save_for_backward(
             *(tensors[x] for x in INPUTS), *output, *(tensors[name] for name in lengths)
         )
-        # The backward runs where the forward ran: its own thread knows neither of these.
-        ctx.options = options._replace(backend=options.backend or preference.preferred())
+        # The backward runs where the forward ran: its own thread knows neither of these. What is
+        # traced runs elsewhere, later, and asks then.
+        preferred = preference.preferred()
+        if options.backend is None and preferred and detect_fake_mode(inputs) is None:
+            options = options._replace(backend=preferred)
+        ctx.options = options
         ctx.session = emulation.session_of(tensors["q"].device)
         ctx.count = len(inputs)
         ctx.set_materialize_grads(False)

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hopperflash.calls import INPUTS, MAX_SEQLENS, accept
+from hopperflash.errors import UnsupportedProblem
 from hopperflash.ops.schema import UNBOUNDED, Options, operator_of
 from hopperflash.ops.sharding import register_if_distributed
 from hopperflash.problem import GRADIENTS, AttnOptions, Direction
@@ -19,6 +21,7 @@ def attention(
     given: Mapping[str, Any], options: AttnOptions, backend: str | None
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of arguments by name: q, k, v, lengths of packed sequences, memory for "out"."""
+    _refuse_tangents(given)
     scalars = _options(given, options, backend, "forward")
     packed = "cu_seqlens_q" in given
     if "out" in given:
@@ -32,6 +35,7 @@ def gradients(
     given: Mapping[str, Any], options: AttnOptions, backend: str | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of arguments by name, written to memory of those names where it is given."""
+    _refuse_tangents(given)
     scalars = _options(given, options, backend, "backward")
     packed = "cu_seqlens_q" in given
     if any(name in given for name in GRADIENTS):
@@ -75,6 +79,19 @@ def _options(
         )
     call = accept(given, options, direction=direction, backend=backend)
     return Options.of(call.plan.problem, backend)
+
+
+def _refuse_tangents(given: Mapping[str, Any]) -> None:
+    """torch takes the results of an operator without a forward-mode rule for constants."""
+    if forward_ad._current_level < 0:
+        return
+    tensors = [x for x in given.values() if isinstance(x, Tensor)]
+    tangents = [forward_ad.unpack_dual(x).tangent for x in tensors]  # type: ignore[no-untyped-call]
+    if any(tangent is not None for tangent in tangents):
+        raise UnsupportedProblem(
+            "no forward-mode derivatives (torch.func.jvp, dual tensors): backward() has gradients;"
+            " the formula of hopperflash.reference.materialized_attention has both"
+        )
 
 
 def _fits(

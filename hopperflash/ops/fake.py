@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hopperflash.errors import InvalidArgument
 from hopperflash.ops.schema import NAMESPACE, OPERATORS, Operator
-from hopperflash.problem import OperandFacts, build_problem
+from hopperflash.problem import HEADLINE, OperandFacts, build_problem
 from hopperflash.problem.lengths import LENGTHS
+from hopperflash.runtime.tensors import gradient_reasons
 
 
 def register() -> None:
@@ -22,7 +24,7 @@ def register() -> None:
 def _fake(operator: Operator) -> Callable[..., Any]:
     def trace(*arguments: Any) -> Any:
         tensors, gradients, _ = operator.bind(arguments)
-        _check(tensors)
+        _check(tensors, operator.memory)
         shapes = _shapes(tensors["q"], tensors["k"], tensors["v"])
         q = tensors["q"]
         returned = []
@@ -49,7 +51,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _check(tensors: Mapping[str, Tensor]) -> None:
+def _check(tensors: Mapping[str, Tensor], memory: Sequence[str]) -> None:
     """Refuses operands while they are traced that would be refused when they are computed with.
 
     Values of options are left to that: to look at them would fix them in the traced code.
@@ -67,3 +69,8 @@ def _check(tensors: Mapping[str, Tensor]) -> None:
     }
     lengths = {name: facts[name] for name in LENGTHS if name in facts}
     build_problem(facts["q"], facts["k"], facts["v"], None, lengths or None)
+    results = {name: tensors[name] for name in memory}
+    operands = {name: x for name, x in tensors.items() if name not in memory}
+    reasons = list(gradient_reasons(results, operands))
+    if reasons:
+        raise InvalidArgument(HEADLINE, reasons)

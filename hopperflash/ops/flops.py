@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from hopperflash.ops.schema import NAMESPACE, OPERATORS, Operator
+from hopperflash.runtime.tensors import has_values
 
 
 def register() -> None:
@@ -42,6 +43,12 @@ def _formula(operator: Operator) -> Callable[..., int]:
 
 
 def _packed_pairs(tensors: dict[str, Tensor]) -> int:
-    """Reads the lengths, which synchronises: whoever counts has asked for it."""
+    """Reads the lengths, which synchronises: whoever counts has asked for it.
+
+    Where only shapes are traced, as if all sequences were of one length.
+    """
+    offsets = tensors["cu_seqlens_q"]
+    if not has_values(offsets):
+        return tensors["q"].shape[0] * tensors["k"].shape[0] // max(offsets.shape[0] - 1, 1)
     sizes = [tensors[f"cu_seqlens_{side}"].diff().tolist() for side in "qk"]
     return sum(q * k for q, k in zip(*sizes, strict=True))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hopperflash.calls import INPUTS
+from hopperflash.errors import InvalidArgument
 from hopperflash.problem import GRADIENTS, AttnOptions, AttnProblem, Direction
 from hopperflash.problem.lengths import LENGTHS
 
@@ -139,6 +140,10 @@ class Operator:
         wanted: tuple[str, ...] = GRADIENTS
         if self.selects and rest:
             mask, rest = rest[0], rest[1:]
+            if len(mask) != len(GRADIENTS):
+                raise InvalidArgument(
+                    f"output_mask is {mask}: give three, of {', '.join(GRADIENTS)}"
+                )
             wanted = tuple(x for x, is_wanted in zip(GRADIENTS, mask, strict=True) if is_wanted)
         return Arguments(tensors, wanted, Options(*rest))
 

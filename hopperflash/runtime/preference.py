@@ -20,6 +20,10 @@ def preferred() -> str | None:
 def use_backend(name: str) -> Iterator[None]:
     """Compute every call inside with one backend, its backward too, for comparison.
 
+    Code that `torch.compile` made asks when it runs, in its backward once more, which on a GPU has
+    a thread of its own that no block reaches: give `backend=` there. A block inside of compiled
+    code breaks its graph.
+
     Args:
         name: "sm90", "sm80" or "cpu". A call's own `backend` comes first.
 

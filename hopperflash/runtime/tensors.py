@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 
 from hopperflash.plan import Buffer, LaunchPlan
 from hopperflash.problem import OperandFacts
@@ -71,26 +72,40 @@ def value_reasons(lengths: Mapping[str, Tensor], totals: Mapping[str, int]) -> I
         offsets, used = lengths.get(f"cu_seqlens_{side}"), lengths.get(f"seqused_{side}")
         if offsets is None or offsets.device.type != "cpu" or offsets.dim() != 1:
             continue
+        if not has_values(offsets):
+            continue
         values = offsets.tolist()
         yield from offset_reasons(f"cu_seqlens_{side}", values, total)
         if used is not None and used.device.type == "cpu" and used.dim() == 1:
             yield from used_reasons(f"seqused_{side}", used.tolist(), values)
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Whether there is memory behind it: not on the meta device, nor while shapes are traced."""
+    return not tensor.is_meta and detect_fake_mode(tensor) is None
+
+
 def result_reasons(results: Mapping[str, Tensor], operands: Mapping[str, Tensor]) -> Iterator[str]:
     """What keeps given memory from being written to: autograd, or that it holds an operand."""
-    differentiable = [name for name, x in (*operands.items(), *results.items()) if x.requires_grad]
+    yield from gradient_reasons(results, operands)
     for name, result in results.items():
-        if differentiable and torch.is_grad_enabled():
-            yield (
-                f"{name} is given, but {', '.join(differentiable)} may need gradients: call inside"
-                f" torch.no_grad(), or leave {name} away"
-            )
         if result.is_neg():
             yield f"{name} is a lazily negated view: give memory that holds values as they are"
         for other, operand in (*operands.items(), *results.items()):
             if other != name and _share_memory(result, operand):
                 yield f"{name} shares memory with {other}: give memory of its own"
+
+
+def gradient_reasons(
+    results: Mapping[str, Tensor], operands: Mapping[str, Tensor]
+) -> Iterator[str]:
+    """Given memory whose values autograd would take for constants."""
+    differentiable = [name for name, x in (*operands.items(), *results.items()) if x.requires_grad]
+    for name in results if differentiable and torch.is_grad_enabled() else ():
+        yield (
+            f"{name} is given, but {', '.join(differentiable)} may need gradients: call inside"
+            f" torch.no_grad(), or leave {name} away"
+        )
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
@@ -152,6 +154,19 @@ def test_memory_for_results_can_be_traced() -> None:
     assert results[0][2].any()
 
 
+def test_memory_where_gradients_are_needed_is_refused_while_it_is_traced() -> None:
+    """Else out would be a constant, and the gradients missing."""
+    q, k, v = qkv(20, 30, 2)
+    out = q.new_empty(2, 20, HEADS_Q, HEAD_DIM_V)
+    traced, _ = compiled_with_counter(
+        lambda q, k, v, out: hopperflash.flash_attn_func(q, k, v, out=out)
+    )
+    with pytest.raises(Exception, match="out is given, but q, k, v may need gradients"):
+        traced(q, k, v, out)
+    with torch.no_grad():
+        assert traced(q, k, v, out) is out
+
+
 def test_operands_that_do_not_fit_are_refused_while_they_are_traced() -> None:
     q, _, v = qkv(20, 30, 2)
     traced, _ = compiled_with_counter(dense_loss)
@@ -212,6 +227,36 @@ def test_second_derivatives_are_refused() -> None:
         torch.autograd.backward(dq.sum())
 
 
+def test_forward_mode_derivatives_are_refused() -> None:
+    """Else they would be 0."""
+    q, k, v = detached(*qkv(20, 30, 2))
+    with pytest.raises(UnsupportedProblem, match="no forward-mode derivatives"):
+        torch.func.jvp(lambda x: hopperflash.flash_attn_func(x, k, v), (q,), (q,))
+    with forward_ad.dual_level():
+        assert hopperflash.flash_attn_func(q, k, v).shape == (2, 20, HEADS_Q, HEAD_DIM_V)
+        with pytest.raises(UnsupportedProblem, match="no forward-mode derivatives"):
+            hopperflash.flash_attn_func(forward_ad.make_dual(q, q), k, v)
+
+
+def test_compiled_code_asks_for_a_backend_when_it_runs() -> None:
+    """In its backward too."""
+    operands = qkv(20, 30, 2)
+    traced, _ = compiled_with_counter(hopperflash.flash_attn_func)
+    with hopperflash.use_backend("cpu"):
+        out = traced(*operands)
+    with (
+        hopperflash.use_backend("sm80"),
+        pytest.raises(UnsupportedProblem, match="backend sm80 does not compute this backward"),
+    ):
+        out.sum().backward()
+
+
+def test_a_mask_of_gradients_has_three_entries() -> None:
+    arguments = dense()["bwd"]
+    with pytest.raises(InvalidArgument, match=r"output_mask is .*: give three, of dq, dk, dv"):
+        OPERATORS.bwd(*arguments[:7], [True, False])
+
+
 def test_what_is_saved_grows_linearly() -> None:
     saved: list[Tensor] = []
 
@@ -258,6 +303,21 @@ def test_flops_of_packed_sequences_are_those_of_each() -> None:
     pairs = 5 * 9 + 0 * 3 + 15 * 18
     per_pair = 2 * ((HEAD_DIM + HEAD_DIM_V) + (3 * HEAD_DIM + 2 * HEAD_DIM_V))
     assert counter.get_total_flops() == HEADS_Q * pairs * per_pair
+
+
+@pytest.mark.parametrize("where", [FakeTensorMode, lambda: torch.device("meta")])
+def test_flops_of_packed_sequences_are_counted_without_their_lengths(where) -> None:
+    with where(), FlopCounterMode(display=False) as counter:
+        rows, offsets = torch.empty(30, HEADS_Q, HEAD_DIM).half(), torch.empty(4).int()
+        hopperflash.flash_attn_varlen_func(rows, rows, rows, offsets, offsets, 30, 30)
+    assert counter.get_total_flops() == HEADS_Q * (3 * 10 * 10) * 2 * (2 * HEAD_DIM)
+
+
+def test_packed_sequences_are_planned_without_their_values() -> None:
+    with FakeTensorMode():
+        rows, offsets = torch.empty(30, HEADS_Q, HEAD_DIM).half(), torch.empty(4).int()
+        lengths = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
+        assert hopperflash.make_plan(rows, rows, rows, **lengths).problem.sequences == 3
 
 
 def test_deterministic_mode_of_torch_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
