@@ -72,7 +72,7 @@ def placed(call: KernelCall, problem: AttnProblem, arch: ArchSpec) -> KernelCall
 
 def margin_reasons(problem: AttnProblem, arch: ArchSpec) -> list[str]:
     """Why `arch` cannot leave so many SMs free."""
-    if problem.sm_margin < arch.sms:
+    if not problem.sm_margin or problem.sm_margin < arch.sms:
         return []
     return [f"sm_margin {problem.sm_margin} leaves none of the {arch.sms} SMs to attention"]
 

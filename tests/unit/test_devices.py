@@ -102,3 +102,10 @@ def test_a_backend_that_the_gpu_lacks_is_refused():
     with hopperflash.use_backend("cpu"):
         refused = hopperflash.supports(*qkv(SMALL_AMPERE))
     assert "cpu: the tensors are on cuda:1, not on the cpu" in refused.reasons
+
+
+def test_without_a_margin_no_sms_are_asked_for():
+    x = torch.zeros(1, 16, 1, 64, dtype=torch.bfloat16)
+    refused = hopperflash.supports(x, x, x, backend="sm90")
+    assert not refused
+    assert not any("SMs" in reason for reason in refused.reasons)
