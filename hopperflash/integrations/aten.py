@@ -121,6 +121,8 @@ def _options(a: Arguments) -> dict[str, Any]:
         "softmax_scale": a["scale"],
         "causal": a["is_causal"],
         "window_size": (a.get("window_size_left"), a.get("window_size_right")),
+        # The SMs that torch's matrix products leave to communication.
+        "sm_margin": torch._C._get_sm_carveout_experimental() or 0,
     }
 
 

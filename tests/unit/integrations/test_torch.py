@@ -284,3 +284,27 @@ def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with activated("FA3"), hopperflash.use_backend("cpu"):
         sdpa(*(heads_first() for _ in range(3)))
     assert served() == {CPU_FORWARD: 1}
+
+
+def test_sms_that_torch_leaves_free_are_left_free(
+    served_by_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    margins = []
+    for name in ("flash_attn_func", "flash_attn_backward"):
+        function = getattr(aten, name)
+
+        def spied(
+            *operands: Tensor, function: Callable[..., Any] = function, **options: Any
+        ) -> Any:
+            margins.append(options["sm_margin"])
+            return function(*operands, **options)
+
+        monkeypatch.setattr(aten, name, spied)
+    q, k, v = (torch.randn(1, 2, 40, 16).bfloat16().requires_grad_() for _ in "qkv")
+    torch._C._set_sm_carveout_experimental(8)
+    try:
+        sdpa(q, k, v).sum().backward()
+    finally:
+        torch._C._set_sm_carveout_experimental(None)
+    sdpa(q, k, v)
+    assert margins == [8, 8, 0]
