@@ -25,7 +25,7 @@ def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfigSm80, str]:
     p = problem
-    tile = backward_tile(p.head_dim, p.head_dim_v, p.mask.kind, arch)
+    tile = backward_tile(p.head_dim, p.head_dim_v, p.mask.kind, arch, p.is_packed)
     return backward_config(tile, p.head_dim, p.head_dim_v), tile.source
 
 

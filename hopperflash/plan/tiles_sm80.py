@@ -83,7 +83,7 @@ LARGE = TileTable(
         BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3", BANDED),
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16, at 96 without a mask"),
         BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3", FULL + CAUSAL),
-        BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills, capped or in order", WINDOW),
+        BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills: caps, packed, in order", WINDOW),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2"),
         BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
         BackwardTileSm80(128, 256, 64, 64, 8, 4, "FA2; the shared-memory limit"),
@@ -156,9 +156,14 @@ def forward_tile(
 
 
 def backward_tile(
-    head_dim: int, head_dim_v: int, mask_kind: MaskKind, arch: ArchSpec
+    head_dim: int, head_dim_v: int, mask_kind: MaskKind, arch: ArchSpec, packed: bool = False
 ) -> BackwardTileSm80:
-    """The row for two head dims and a mask; LookupError where the table has none."""
+    """The row for two head dims and a mask; LookupError where the table has none.
+
+    Packed, a causal mask takes as many registers as a window.
+    """
+    if packed and mask_kind is MaskKind.CAUSAL:
+        mask_kind = MaskKind.WINDOW
     return first_that_holds(table_of(arch).backward, head_dim, head_dim_v, mask_kind)
 
 

@@ -47,6 +47,34 @@ def mask_scores(
 
 
 @cute.jit
+def mask_scores_by_compares(
+    acc_S: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+    cS: cute.Tensor,  # identity (tile_m, tile_n)
+    thr_mma: cute.ThrMma,
+    thr_mma_origin: cute.ThrMma,  # the slice of thread 0: its columns are compile-time constants
+    first_query: Int32,
+    first_key: Int32,
+    seqlens: Seqlens,
+    band: Band,
+):
+    """`mask_scores` with a compare for each score, of constants with one limit per row that is
+    shifted by the thread's first column: more instructions and fewer registers."""
+    acc_S_mn = mn_view(acc_S)
+    tScS_mn = mn_view(thr_mma.partition_C(cS))
+    t0ScS_mn = mn_view(thr_mma_origin.partition_C(cS))
+    thread_key = first_key + tScS_mn[0, 0][1]
+    for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
+        keys = visible_keys(band, first_query + tScS_mn[r, 0][0] // band.group, seqlens)
+        begin, end = keys.begin - thread_key, keys.end - thread_key
+        for c in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[1])):
+            column = t0ScS_mn[0, c][1]
+            visible = column < end
+            if cutlass.const_expr(band.window):
+                visible = visible and column >= begin
+            acc_S_mn[r, c] = acc_S_mn[r, c] if visible else -Float32.inf
+
+
+@cute.jit
 def columns_before(limit: Int32, run: Constexpr[int] = _OCTET, period: Constexpr[int] = _OCTET):
     """How many columns of a thread come before one of the tile's.
 

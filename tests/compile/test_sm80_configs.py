@@ -53,7 +53,8 @@ def _spec(
         forward = forward_config(forward_tile(*pair, variant.mask, arch_of(arch)), *pair)
         group = GROUP if direction == "folded" else 1
         return KernelSpec(SM80.forward, replace(forward, group=group), signature, arch)
-    backward = backward_config(backward_tile(*pair, variant.mask, arch_of(arch)), *pair)
+    tile = backward_tile(*pair, variant.mask, arch_of(arch), variant.packed)
+    backward = backward_config(tile, *pair)
     if direction == "deterministic":
         backward = replace(backward, deterministic=True)
     elif direction != "backward":

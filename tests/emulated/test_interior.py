@@ -19,7 +19,7 @@ from hopperflash.plan.config import ForwardConfig, ForwardConfigSm80
 
 pytestmark = pytest.mark.emulated
 
-QUERIES, KEYS, HEAD_DIM = 64, 896, 64
+QUERIES, KEYS, HEAD_DIM = 128, 896, 64
 EXTRA = 512  # keys, a multiple of every tile's
 
 

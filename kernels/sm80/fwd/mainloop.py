@@ -15,7 +15,7 @@ from ...common import softmax
 from ...common.band import Band, Seqlens
 from ...common.block_range import BlockRange
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
-from ...common.mask import mask_scores
+from ...common.mask import mask_scores_by_compares
 from .. import cp_async
 from ..mma import SmemOperand, gemm, load_fragment, smem_operand, transposed
 
@@ -144,10 +144,11 @@ def one_key_block(ctx: MainloopContext, fragments: Fragments, step: Int32, maske
     if cutlass.const_expr(ctx.capped):
         softmax.cap_scores(mn_view(acc_S), ctx.scales)
     if cutlass.const_expr(masked):
-        mask_scores(
+        mask_scores_by_compares(
             acc_S,
             cute.make_identity_tensor((config.tile_m, config.tile_n)),
             mma.get_slice(ctx.tidx),
+            mma.get_slice(0),
             ctx.m_block * config.queries,
             n_block * config.tile_n,
             ctx.seqlens,
