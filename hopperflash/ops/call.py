@@ -97,7 +97,10 @@ def _refuse_tangents(given: Mapping[str, Any]) -> None:
 def _fits(
     given: Mapping[str, Any], options: AttnOptions, backend: str | None, direction: Direction
 ) -> bool:
-    """Whether a schema has a place for everything; values are checked by the operator."""
+    """Whether a schema has a place for everything; values are checked by the operator.
+
+    `accept` has the words for what does not fit. This can be traced, which those cannot.
+    """
     memory = ("out",) if direction == "forward" else GRADIENTS
     tensors = {name: x for name, x in given.items() if name not in MAX_SEQLENS}
     return (
