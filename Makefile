@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: install lint type unit compile emulated integration gpu test wheel-check ci
+.PHONY: install lint type unit compile emulated integration gpu test docs docs-slow wheel-check ci
 
 install:
 	$(PYTHON) -m pip install -e '.[dev]'
@@ -29,6 +29,18 @@ gpu:
 
 test:
 	$(PYTHON) -m pytest
+
+# What scripts write of docs/, and tests hold against the code.
+docs:
+	$(PYTHON) -m tests.support.problem_space
+	$(PYTHON) -m tests.support.coverage
+	$(PYTHON) -m profiling.roles_page
+
+# The same where it takes many minutes, an idle machine or another package.
+docs-slow:
+	$(PYTHON) -m tests.support.mutation_report
+	$(PYTHON) -m profiling.stored_vs_recomputed --device cpu --write docs
+	$(PYTHON) -m profiling.compare_sass
 
 wheel-check:
 	PYTHON=$(PYTHON) bash .ci/wheel-check

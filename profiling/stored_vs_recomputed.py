@@ -1,14 +1,16 @@
 """Backward from stored probabilities against recomputed ones: time, peak memory, bytes, by length.
 
     python -m profiling.stored_vs_recomputed [--device cpu|cuda] [--lengths 512 1024 ...]
-        [--repeat R] [--json PATH] [--table PATH]
+        [--repeat R] [--json PATH] [--write FOLDER]
+
+`--write docs` writes docs/stored_vs_recomputed.md and its plot (`recomputation_report.py`).
 
 Batch 2, 16 heads, head dim 64, bf16, no mask; both ways get the same operands and the same dO.
 "stored" keeps P of the forward, as a chain of matrix products under autograd does; "recomputed" is
 `hopperflash.flash_attn_func`. Every case has a process of its own and its peak memory is that
 process's, less what it had before the forward; on a GPU it is the allocator's. Seconds are the
 median of R runs of the backward alone. Bytes through global memory are those of the model for the
-Hopper kernels (docs/io.md), behind the L2 of an H100.
+Hopper kernels (docs/io.md), behind the L2 of an H100; so are FLOP.
 
 Gradients of both ways are compared with fp64 at every length, over one head of one batch entry.
 """
@@ -22,9 +24,8 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +35,16 @@ from torch import Tensor
 import hopperflash
 from hopperflash.analysis.tiled_traffic import L2, tiled_traffic
 from hopperflash.analysis.traffic import materialized_traffic
+from hopperflash.plan import LaunchPlan
 from hopperflash.problem.mask import MaskSpec
 from hopperflash.reference import materialized_attention
+from profiling import recomputation_report
+from profiling.recomputation_report import WAYS, Measurement
 
 BATCH, HEADS, HEAD_DIM = 2, 16, 64
 SCALE = HEAD_DIM**-0.5
 LENGTHS = (512, 1024, 2048, 4096)
-WAYS = ("stored", "recomputed")
 H100 = L2(50 << 20, 132)
-RMS_ALLOWED = 0.02  # of the gradient's own; bf16 has 2^-9 a rounding
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One way at one length; `errors` are those of dQ, dK and dV, relative RMS."""
-
-    seqlen: int
-    way: str
-    device: str
-    seconds: float
-    peak_bytes: int
-    moved_bytes: int
-    errors: tuple[float, float, float]
-
-    @property
-    def right(self) -> bool:
-        return max(self.errors) <= RMS_ALLOWED
 
 
 class StoredAttention(torch.autograd.Function):
@@ -109,57 +94,29 @@ def measure(seqlen: int, way: str, device: str, repeat: int) -> Measurement:
         seconds=statistics.median(seconds),
         peak_bytes=peak,
         moved_bytes=moved_bytes(seqlen, way),
+        flops=flops(seqlen, way),
         errors=_errors((q, k, v, dout), gradients),
     )
 
 
 def moved_bytes(seqlen: int, way: str) -> int:
     """Of the backward alone; both ways read what their forward left."""
-    x = torch.empty(BATCH, seqlen, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="meta")
-    plan = hopperflash.make_plan(x, x, x, arch="sm_90a", direction="backward")
+    plan = _plan(seqlen)
     if way == "stored":
         return materialized_traffic(plan.problem, "backward").total
     return tiled_traffic(plan).behind(H100).total
 
 
-def crossover(found: Sequence[Measurement], better: Callable[[Measurement], float]) -> int | None:
-    """The length from which on the recomputed backward is better at every length measured."""
-    pairs: dict[int, dict[str, float]] = {}
-    for one in found:
-        pairs.setdefault(one.seqlen, {})[one.way] = better(one)
-    first = None
-    for seqlen in sorted(pairs, reverse=True):
-        if pairs[seqlen]["recomputed"] > pairs[seqlen]["stored"]:
-            break
-        first = seqlen
-    return first
+def flops(seqlen: int, way: str) -> int:
+    """Of the products of the backward alone: four, and that of Q and K again where recomputed."""
+    recomputed = _plan(seqlen).problem.useful_flops("backward")
+    scores = 2 * BATCH * HEADS * seqlen**2 * HEAD_DIM
+    return recomputed if way == "recomputed" else recomputed - scores
 
 
-def table(found: Sequence[Measurement]) -> str:
-    """Markdown: a row for each length."""
-    lines = [
-        "| length | seconds stored | recomputed | ratio | peak MB stored | recomputed | ratio"
-        " | moved MB stored | recomputed | ratio |",
-        "| ---: " * 10 + "|",
-    ]
-    for seqlen in sorted({one.seqlen for one in found}):
-        one, other = (next(x for x in found if (x.seqlen, x.way) == (seqlen, way)) for way in WAYS)
-        cells = [f"{seqlen:,}"]
-        for name, scale, form in (
-            ("seconds", 1.0, ".3g"), ("peak_bytes", 1e6, ",.0f"), ("moved_bytes", 1e6, ",.0f")
-        ):  # fmt: skip
-            first, second = getattr(one, name), getattr(other, name)
-            cells += [
-                f"{first / scale:{form}}",
-                f"{second / scale:{form}}",
-                f"{first / second:.2f}",
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
-    for what, name in (("latency", "seconds"), ("peak memory", "peak_bytes")):
-        length = crossover(found, lambda x, name=name: getattr(x, name))
-        words = "at no length measured" if length is None else f"from {length:,} on"
-        lines.append(f"\nRecomputing has the lower {what} {words}.")
-    return "\n".join(lines)
+def _plan(seqlen: int) -> LaunchPlan:
+    x = torch.empty(BATCH, seqlen, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="meta")
+    return hopperflash.make_plan(x, x, x, arch="sm_90a", direction="backward")
 
 
 def _errors(operands: tuple[Tensor, ...], gradients: Sequence[Tensor]) -> tuple[float, ...]:
@@ -201,22 +158,22 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", type=Path)
+    parser.add_argument("--write", type=Path, metavar="FOLDER")
     chosen = parser.parse_args()
+    where = recomputation_report.circumstances(chosen.device, chosen.repeat)
     found = [
         _in_a_process((seqlen, way, chosen.device, chosen.repeat))
         for seqlen in chosen.lengths
         for way in WAYS
     ]
-    text = f"{date.today()}, {found[0].device}, torch {torch.__version__}\n\n{table(found)}\n"
-    print(text)
-    if chosen.table is not None:
-        chosen.table.write_text(text)
+    print("\n".join(recomputation_report.measured(found, where)))
     if chosen.json is not None:
         chosen.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
     wrong = [one for one in found if not one.right]
     if wrong:
         raise SystemExit(f"gradients are off: {wrong}")
+    if chosen.write is not None:
+        recomputation_report.write(found, where, chosen.write)
 
 
 if __name__ == "__main__":
