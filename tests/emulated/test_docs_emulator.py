@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.emulated
+from tests.support.documents import ROOT, run_program, write_programs
 
-ROOT = Path(__file__).parents[2]
-_BLOCK = re.compile(r"```python\n# (?P<name>[\w.]+)\n(?P<code>.*?)```", re.S)
+pytestmark = pytest.mark.emulated
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page's files, each under the name in its first line."""
     made = tmp_path_factory.mktemp("docs")
-    for block in _BLOCK.finditer((ROOT / "docs" / "emulator.md").read_text()):
-        (made / block["name"]).write_text(block["code"])
+    write_programs(ROOT / "docs" / "emulator.md", made)
     return made
 
 
-def run(folder: Path, *command: str) -> str:
-    path = os.pathsep.join([str(ROOT), str(folder)])
-    environment = {**os.environ, "PYTHONPATH": path, "CUTE_DSL_DUMP_DIR": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, text=True, capture_output=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_script_prints_sums_and_a_report(folder: Path) -> None:
-    output = run(folder, "try_row_sum.py")
+    output = run_program(folder, "try_row_sum.py")
     computed, expected = (
         [float(number) for number in match.split(",")]
         for match in re.findall(r"tensor\(\[(.*?)\]\)", output)
@@ -46,11 +30,11 @@ def test_the_script_prints_sums_and_a_report(folder: Path) -> None:
 
 
 def test_processes_share_a_grid(folder: Path) -> None:
-    assert "CTAs: 32 hazards: []" in run(folder, "row_sums_in_parallel.py")
+    assert "CTAs: 32 hazards: []" in run_program(folder, "row_sums_in_parallel.py")
 
 
 def test_the_test_passes_with_every_schedule(folder: Path) -> None:
-    output = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")
+    output = run_program(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")
     assert "3 passed" in output
 
 
@@ -65,4 +49,4 @@ def test_the_fixture_fails_on_hazards(folder: Path) -> None:
         source.replace("cute.arch.mbarrier_wait(arrived, 0)", "pass")
     )
     with pytest.raises(AssertionError, match="hazards:"):
-        run(broken, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")
+        run_program(broken, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_row_sum.py")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -371,21 +369,3 @@ def test_refused(options: tuple[str, ...], words: str) -> None:
     result = bench("--device=cpu", *options) if "--device=tpu" not in options else bench(*options)
     assert result.exit_code == 2
     assert words in result.stderr
-
-
-COMMANDS = re.findall(
-    r"^hopperflash bench ?(.*?)(?: +#.*)?$",
-    (Path(__file__).parents[3] / "docs" / "bench.md").read_text(),
-    re.MULTILINE,
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_the_page_run(command: str, tmp_path: Path, monkeypatch) -> None:
-    """At sizes of their own, on the CPU; the last of an option counts."""
-    monkeypatch.chdir(tmp_path)
-    mine = [*FAST, "--device=cpu", "--kv-heads=1"]
-    result = CliRunner().invoke(app, ["bench", *shlex.split(command), *mine])
-    assert result.exit_code == 0, result.stderr
-    for file in re.findall(r"bench\.\w+", command):
-        assert (tmp_path / file).stat().st_size > 0
