@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import documents
-from tests.support.documents import COMMANDS, ROOT, Block, Run
-from tests.unit.test_documents import run_command
+from tests.support.documents import COMMANDS, ROOT, Block, Run, run_command
 
 EMULATED = [text for text, how in COMMANDS.items() if isinstance(how, Run) and how.emulated]
 EXAMPLES = [

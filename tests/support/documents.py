@@ -17,6 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from hopperflash.bench import timing
+from hopperflash.cli.main import app
+
 ROOT = Path(__file__).parents[2]
 _TOP = tuple(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
 PAGES = (*_TOP, *sorted((ROOT / "docs").rglob("*.md")))
@@ -271,12 +277,28 @@ EXAMPLES = {
 }
 
 
+def run_command(command: Command, how: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, in a folder of its own."""
+    (folder / "docs").mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 1 << 12)
+    for variable, value in command.variables.items():
+        monkeypatch.setenv(variable, value.replace("/shared", str(folder)))
+    program, *words = [*command.words, *shlex.split(how.short)]
+    if program == "hopperflash":
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+    else:
+        assert program == "python", command.text
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for file in re.findall(r"\w+\.(?:html|json)\b", command.text):
+        assert (folder / file).stat().st_size > 0
+
+
 def printed(command: Command) -> str:
     """What a `hopperflash` command prints."""
-    from typer.testing import CliRunner
-
-    from hopperflash.cli.main import app
-
     result = CliRunner().invoke(app, command.words[1:])
     if result.exit_code:
         raise RuntimeError(f"{command.place}: {command.text}\n{result.output}")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hopperflash.bench import timing
-from hopperflash.cli.main import app
 from tests.support import documents
-from tests.support.documents import COMMANDS, PAGES, ROOT, Command, Elsewhere, NotRun, Run
+from tests.support.documents import COMMANDS, PAGES, ROOT, Elsewhere, NotRun, Run, run_command
 
 README = ROOT / "README.md"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -134,26 +129,6 @@ def test_targets_exist(text: str) -> None:
 def test_what_is_printed_is_current(text: str) -> None:
     """If not: `make docs`."""
     assert documents.printed(ALL[text]) == ALL[text].output
-
-
-def run_command(command: Command, how: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, in a folder of its own."""
-    (folder / "docs").mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(timing, "FLUSH_BYTES", 1 << 12)
-    for variable, value in command.variables.items():
-        monkeypatch.setenv(variable, value.replace("/shared", str(folder)))
-    program, *words = [*command.words, *shlex.split(how.short)]
-    if program == "hopperflash":
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
-    else:
-        assert program == "python", command.text
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    for file in re.findall(r"\w+\.(?:html|json)\b", command.text):
-        assert (folder / file).stat().st_size > 0
 
 
 @pytest.mark.parametrize(
