@@ -35,11 +35,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Load:
-    """A bulk load into shared memory, counted by an mbarrier."""
+    """A bulk load into shared memory, counted by an mbarrier.
+
+    A multicast one fills the memory of `ctas`, each of which does the same for the others.
+    """
 
     address: int
     nbytes: int
     barrier: int
+    ctas: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,10 @@ class Wait:
 
 @dataclass(frozen=True)
 class Arrive:
-    """At an mbarrier."""
+    """At an mbarrier, of this CTA or of another in the cluster, which `count` arrivals complete."""
 
     barrier: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class _Recorder(Ordering):
         super().use_mbarrier(g, lanes, barrier, ins)
         at = barrier.address - SHARED_BASE
         waits = "try_wait" in ins.parts or "test_wait" in ins.parts
-        self._add(g, lanes, Wait(at) if waits else Arrive(at))
+        self._add(g, lanes, Wait(at) if waits else Arrive(at, barrier.expected))
 
     def bulk_load(
         self, place: Any, barrier: Any, span: slice, warp: int, ins: Any, source: Any
@@ -151,7 +156,8 @@ class _Recorder(Ordering):
         super().bulk_load(place, barrier, span, warp, ins, source)
         if place is self._cta:
             at, nbytes = span.start - SHARED_BASE, span.stop - span.start
-            self.trace.add(warp, Load(at, nbytes, barrier.address - SHARED_BASE))
+            ctas = len(self._cta.cluster) if "multicast::cluster" in ins.opcode else 1
+            self.trace.add(warp, Load(at, nbytes, barrier.address - SHARED_BASE, ctas))
 
     def bulk_store(self, span: slice, warp: int, clock: int, ins: Any) -> None:
         super().bulk_store(span, warp, clock, ins)

@@ -107,12 +107,12 @@ def _main_config(plan: LaunchPlan) -> ForwardConfig | BackwardConfig:
 
 
 def _operands(direction: Direction) -> tuple[torch.Tensor, ...]:
-    """One tile that stays and `STEPS` tiles that stream, whatever their sizes."""
+    """`STEPS` tiles that stream, and one that stays: two of queries, for CTAs that are a pair."""
     x = torch.zeros(1, 128, 1, HEAD_DIM, dtype=torch.bfloat16)
     config = _main_config(hopperflash.make_plan(x, x, x, arch="sm_90a", direction=direction))
     seqlen_q, seqlen_k = config.tile_m, config.tile_n
     if direction == "forward":
-        seqlen_k *= STEPS
+        seqlen_q, seqlen_k = 2 * seqlen_q, STEPS * seqlen_k
     else:
         seqlen_q *= STEPS
     q, k = (torch.zeros(1, s, 1, HEAD_DIM, dtype=torch.bfloat16) for s in (seqlen_q, seqlen_k))
@@ -155,9 +155,10 @@ def _graph(seen: Seen) -> Iterator[str]:
     for number, ring in enumerate(seen.rings):
         stages = "1 stage" if ring.stages == 1 else f"{ring.stages} stages"
         name = f"{', '.join(ring.regions)}: {stages} of {ring.nbytes:,} B"
-        yield f'  warp{ring.producer} -- "TMA" --> ring{number}(["{name}"]) --> readers'
+        by = "TMA" if ring.ctas == 1 else f"TMA, 1 part of {ring.ctas}, to all CTAs of the cluster"
+        yield f'  warp{ring.producer} -- "{by}" --> ring{number}(["{name}"]) --> readers'
         if ring.reused:
-            yield f'  readers -. "{len(ring.consumers)} arrivals" .-> warp{ring.producer}'
+            yield f'  readers -. "{ring.arrivals} arrivals" .-> warp{ring.producer}'
     by_consumers: dict[str, list[str]] = {}
     for output in seen.outputs:
         if output.warp in consumers:
@@ -176,8 +177,9 @@ def _tables(seen: Seen) -> Iterator[str]:
     yield "| ring | stages | full: producer -> consumers | empty: consumers -> producer |"
     yield "| --- | ---: | --- | --- |"
     for ring in seen.rings:
-        full = f"1 arrival of warp {ring.producer} + {ring.nbytes:,} bytes"
-        empty = f"{len(ring.consumers)} warps" if ring.reused else "filled once"
+        share = f", 1/{ring.ctas} from each CTA" if ring.ctas > 1 else ""
+        full = f"1 arrival of warp {ring.producer} + {ring.nbytes:,} bytes{share}"
+        empty = f"{ring.arrivals} arrivals" if ring.reused else "filled once"
         yield f"| {' with '.join(ring.regions)} | {ring.stages} | {full} | {empty} |"
     yield ""
     if seen.meetings:

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from hopperflash.plan.budget import SharedMemoryBudget
 from hopperflash.plan.cost import Gemm, TileStep
@@ -34,15 +35,20 @@ from profiling.kernel_trace import (
 
 @dataclass(frozen=True)
 class Ring:
-    """Stages of shared memory that a warp fills and others release; `arrivals` release a stage."""
+    """Stages of shared memory that a warp fills and others release.
+
+    `nbytes` come into a stage, as many from each of `ctas`; `arrivals` release it, if it is
+    `reused`.
+    """
 
     regions: tuple[str, ...]
     stages: int
     nbytes: int
+    ctas: int
     producer: int
     consumers: tuple[int, ...]
+    arrivals: int
     reused: bool
-    """Whether the producer waited for a stage that was in use before."""
 
 
 @dataclass(frozen=True)
@@ -100,30 +106,34 @@ class Operands:
 
 def rings(trace: Trace, operands: Operands) -> list[Ring]:
     """The rings of mbarriers, in the order of their first use."""
-    stages: dict[tuple[str, ...], set[int]] = defaultdict(set)
-    nbytes: dict[tuple[str, ...], int] = {}
-    found: dict[tuple[str, ...], tuple[int, set[int]]] = {}
-    again: dict[tuple[str, ...], bool] = defaultdict(bool)
-    arrivals = _arrivals(trace)
+    filled, arrivals = _filled(trace), _arrivals(trace)
+    found: dict[tuple[str, ...], list[tuple[int, int, list[Load]]]] = defaultdict(list)
     for warp, events in sorted(trace.events.items()):
         fills = [event for event in events if isinstance(event, (Wait, Arrive, Load))]
         for at, event in enumerate(fills):
-            if not isinstance(event, Wait) or event.barrier in _filled(trace):
-                continue
-            loads = []
-            for other in fills[at + 1 :]:
-                if isinstance(other, Wait):
-                    break
-                loads += [other] if isinstance(other, Load) else []
-            names = tuple(dict.fromkeys(operands.region(load.address) for load in loads))
-            again[names] |= loads[0].barrier in stages[names]
-            stages[names].add(loads[0].barrier)
-            nbytes[names] = sum(load.nbytes for load in loads)
-            found.setdefault(names, (warp, set()))[1].update(arrivals.get(event.barrier, ()))
-    return [
-        Ring(names, len(stages[names]), nbytes[names], warp, tuple(sorted(others)), again[names])
-        for names, (warp, others) in found.items()
-    ]
+            if isinstance(event, Wait) and event.barrier not in filled:
+                behind = takewhile(lambda one: not isinstance(one, Wait), fills[at + 1 :])
+                loads = [one for one in behind if isinstance(one, Load)]
+                names = tuple(dict.fromkeys(operands.region(load.address) for load in loads))
+                found[names].append((warp, event.barrier, loads))
+    made = []
+    for names, uses in found.items():
+        producer, _, loads = uses[0]
+        stages = {barrier for _, barrier, _ in uses}
+        released = [arrivals[barrier] for barrier in stages if barrier in arrivals]
+        made.append(
+            Ring(
+                regions=names,
+                stages=len(stages),
+                nbytes=sum(load.nbytes * load.ctas for load in loads),
+                ctas=loads[0].ctas,
+                producer=producer,
+                consumers=tuple(sorted({warp for warps, _ in released for warp in warps})),
+                arrivals=max((count for _, count in released), default=0),
+                reused=len(uses) > len(stages),
+            )
+        )
+    return made
 
 
 def _filled(trace: Trace) -> set[int]:
@@ -132,14 +142,15 @@ def _filled(trace: Trace) -> set[int]:
     return {event.barrier for event in events if isinstance(event, Load)}
 
 
-def _arrivals(trace: Trace) -> dict[int, set[int]]:
-    """Who arrives at each mbarrier that counts no loads."""
-    filled, found = _filled(trace), defaultdict(set)
+def _arrivals(trace: Trace) -> dict[int, tuple[set[int], int]]:
+    """Who arrives at each mbarrier that counts no loads, and how many arrivals complete it."""
+    filled = _filled(trace)
+    found: dict[int, tuple[set[int], int]] = {}
     for warp, events in trace.events.items():
         for event in events:
             if isinstance(event, Arrive) and event.barrier not in filled:
-                found[event.barrier].add(warp)
-    return dict(found)
+                found.setdefault(event.barrier, (set(), event.count))[0].add(warp)
+    return found
 
 
 @dataclass
@@ -254,7 +265,7 @@ class Replay:
         if full:
             times, needed = self._landed, self._expected[action.barrier, phase]
         else:
-            times, needed = self._arrived, len(self._arrivals.get(action.barrier, ()))
+            times, needed = self._arrived, len(self._arrivals.get(action.barrier, (set(), 0))[0])
         found = times[action.barrier, phase]
         if phase and len(found) < needed:
             return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hopperflash.plan.config import BackwardConfig, ForwardConfig
+from hopperflash.plan.budget import shared_memory
 from profiling import roles_page
 from profiling.roles_page import Seen
 from profiling.timeline import Bar
@@ -29,16 +29,14 @@ def test_the_page_and_its_pictures_are_current(seen: dict[str, Seen]) -> None:
         assert (DOCS / name).read_text() == text, f"docs/{name} is stale: make docs"
 
 
-def stages(found: Seen) -> dict[str, int]:
-    """By the operand that comes first."""
-    return {ring.regions[0]: ring.stages for ring in found.rings}
-
-
-def test_rings_have_the_plan_s_stages(seen: dict[str, Seen]) -> None:
-    forward, backward = seen["forward"].config, seen["backward"].config
-    assert isinstance(forward, ForwardConfig) and isinstance(backward, BackwardConfig)
-    assert stages(seen["forward"]) == {"Q": 1, "K": forward.stages_kv, "V": forward.stages_kv}
-    assert stages(seen["backward"]) == {"K": 1, "Q": backward.stages_q, "dO": backward.stages_do}
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_rings_fill_the_plan_s_memory(seen: dict[str, Seen], direction: str) -> None:
+    """All operands that come by TMA, with as many stages as there is memory for."""
+    found = seen[direction]
+    sizes = {r.name.split("/")[0]: r.size for r in shared_memory(found.config, 2).regions}
+    assert {"Q", "K", "V"} <= {name for ring in found.rings for name in ring.regions}
+    for ring in found.rings:
+        assert ring.stages * ring.nbytes == sum(sizes[name] for name in ring.regions)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
