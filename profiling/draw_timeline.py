@@ -8,7 +8,7 @@ from html import escape
 from hopperflash.plan.cost import TileStep
 from profiling.timeline import Bar
 
-WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 1100, 150, 10, 34, 28, 20
+WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 1100, 175, 10, 52, 28, 20
 _LETTER = 6.5  # width of one in a bar
 _LEAST = 0.4  # of a bar that is drawn
 # Light and dark, told apart also by those who see few colours (after Okabe and Ito).
@@ -97,11 +97,14 @@ def _legend(bars: Sequence[Bar], products: list[str]) -> Iterator[str]:
     kinds = {bar.kind for bar in bars}
     entries = [(f"product{at}", name) for at, name in enumerate(products)]
     entries += [(kind, words) for kind, words in _KINDS.items() if kind in kinds]
-    x = 8.0
+    x, y = 8.0, 6
     for kind, words in entries:
-        yield f'<rect class="{kind}" x="{x:.1f}" y="6" width="12" height="12"/>'
-        yield f'<text x="{x + 16:.1f}" y="16">{escape(words)}</text>'
-        x += 28 + _LETTER * 0.85 * len(words)
+        width = 34 + _LETTER * len(words)
+        if x + width > WIDTH:
+            x, y = 8.0, y + 18
+        yield f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="12" height="12"/>'
+        yield f'<text x="{x + 16:.1f}" y="{y + 10}">{escape(words)}</text>'
+        x += width
 
 
 def _style() -> str:

@@ -171,8 +171,8 @@ class _Recorder(Ordering):
 
     def add(self, g: Any, lanes: Any, ins: Any) -> None:
         super().add(g, lanes, ins)
-        floats = next((int(part[1]) for part in ins.parts if part in ("v2", "v4")), 1)
-        self._add(g, lanes, Add(4 * 32 * floats))
+        # One float of each lane: vectors come element by element.
+        self._add(g, lanes, Add(4 * 32))
 
     def wgmma(self, group: int, clock: int, ins: Any, a: Any, b: Any, every: Any) -> None:
         super().wgmma(group, clock, ins, a, b, every)

@@ -234,7 +234,7 @@ class Replay:
             warp.stored = self._use_l2(warp, action.nbytes, kind, name)
             return warp.done(0)
         if isinstance(action, Add):
-            self._use_l2(warp, action.nbytes, "add", "sums")
+            self._use_l2(warp, action.nbytes, "add", "dQ")
             return warp.done(0)
         if isinstance(action, AwaitStores):
             return warp.done(warp.stored)
