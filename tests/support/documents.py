@@ -173,7 +173,7 @@ _BENCH = (
 )
 _SMALL = "--seqlen 128 --heads 1 --kv-heads 1 --head-dim 64"
 _CI = Elsewhere(".ci/run")
-_DRY = "its recipe is read (make -n), and runs what this suite, or .ci/run, runs"
+_RECIPE = "its recipe runs what this suite or .ci/run runs"
 _LONG = "runs for many minutes: marked slow, or for an idle machine"
 _PART = "a part of this suite"
 _REFERENCE = "names an option, not a call"
@@ -246,7 +246,7 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
     "CUDA_LAUNCH_BLOCKING=1 python repro.py": NotRun("needs a GPU"),
     # Tests and checks
     **{
-        f"make {target}": NotRun(_DRY)
+        f"make {target}": NotRun(_RECIPE)
         for target in (
             "install", "lint", "type", "unit", "compile", "emulated", "integration", "gpu", "ci",
             "docs", "docs-slow",

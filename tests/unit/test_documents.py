@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -118,11 +117,11 @@ def test_there_are_exactly_two_set_up_commands() -> None:
     assert found == ["pip install . && hopperflash demo\n", "pip install '.[test]' && pytest\n"]
 
 
-@pytest.mark.parametrize("text", [text for text in ALL if text.startswith("make ")])
-def test_targets_exist(text: str) -> None:
-    dry = subprocess.run(["make", "-n", text.split()[1]], cwd=ROOT, capture_output=True, text=True)
-    assert dry.returncode == 0, dry.stderr
-    assert dry.stdout.strip()
+def test_targets_exist() -> None:
+    """Each with a recipe; a machine may have no make."""
+    targets = set(re.findall(r"^([\w-]+):\n\t", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {text.split()[1] for text in ALL if text.startswith("make ")}
+    assert len(asked) > 5 and asked <= targets
 
 
 @pytest.mark.parametrize("text", [c.text for c in ALL.values() if c.output is not None])
