@@ -35,6 +35,7 @@ docs:
 	$(PYTHON) -m tests.support.problem_space
 	$(PYTHON) -m tests.support.coverage
 	$(PYTHON) -m profiling.roles_page
+	$(PYTHON) -m profiling.stored_vs_recomputed --refresh docs
 	$(PYTHON) -m tests.support.documents
 
 # The same where it takes many minutes, an idle machine or another package.

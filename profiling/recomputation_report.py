@@ -187,6 +187,13 @@ def write(found: Sequence[Measurement], where: str, least: int, folder: Path) ->
     (folder / PLOT).write_text(plot(found))
 
 
+def refresh(found: Sequence[Measurement], least: int, folder: Path) -> None:
+    """The model's half of the page anew."""
+    path = folder / PAGE
+    kept = path.read_text().split(MODEL.splitlines()[0])[0]
+    path.write_text(kept + "\n".join((MODEL, *modelled(found, least), "")))
+
+
 _LEGEND = 28
 _STYLE = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">

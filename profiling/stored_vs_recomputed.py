@@ -2,8 +2,11 @@
 
     python -m profiling.stored_vs_recomputed [--device cpu|cuda] [--lengths 512 1024 ...]
         [--repeat R] [--json PATH] [--write FOLDER]
+    python -m profiling.stored_vs_recomputed --refresh FOLDER
 
-`--write docs` writes docs/stored_vs_recomputed.md and its plot (`recomputation_report.py`).
+`--write docs` writes docs/stored_vs_recomputed.md and its plot (`recomputation_report.py`);
+`--refresh docs` measures nothing and writes only the model's half of the page, after a change of
+plans.
 
 Batch 2, 16 heads, head dim 64, bf16, no mask; both ways get the same operands and the same dO.
 "stored" keeps P of the forward, as a chain of matrix products under autograd does; "recomputed" is
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import platform
 import resource
@@ -115,6 +119,14 @@ def flops(seqlen: int, way: str) -> int:
     return recomputed if way == "recomputed" else recomputed - scores
 
 
+def by_the_model(seqlen: int, way: str) -> Measurement:
+    """A case of which nothing was measured."""
+    unknown = (math.nan,) * 3
+    return Measurement(
+        seqlen, way, "", math.nan, 0, moved_bytes(seqlen, way), flops(seqlen, way), unknown
+    )
+
+
 def least_length() -> int:
     """The length from which on the recomputed backward moves less, in steps of 8, by the model."""
     lengths = range(LENGTHS[0], 0, -8)
@@ -168,7 +180,12 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, metavar="FOLDER")
+    parser.add_argument("--refresh", type=Path, metavar="FOLDER")
     chosen = parser.parse_args()
+    if chosen.refresh is not None:
+        cases = [by_the_model(seqlen, way) for seqlen in LENGTHS for way in WAYS]
+        recomputation_report.refresh(cases, least_length(), chosen.refresh)
+        return
     where = recomputation_report.circumstances(chosen.device, chosen.repeat)
     found = [
         _in_a_process((seqlen, way, chosen.device, chosen.repeat))

@@ -70,17 +70,10 @@ def test_a_table_has_a_row_for_each_length() -> None:
     assert "lower latency from 1,024 on" in text
 
 
-def modelled(seqlen: int, way: str) -> Measurement:
-    moved, flops = (f(seqlen, way) for f in (
-        stored_vs_recomputed.moved_bytes, stored_vs_recomputed.flops
-    ))  # fmt: skip
-    return replace(ONE, seqlen=seqlen, way=way, moved_bytes=moved, flops=flops)
-
-
 def test_the_page_is_the_script_s() -> None:
-    """All that no clock decides: words, lengths, and every figure of the model."""
+    """All that no clock decides: words, lengths, every figure of the model. If not: `make docs`."""
     text = (DOCS / report.PAGE).read_text()
-    found = [modelled(seqlen, way) for seqlen in LENGTHS for way in WAYS]
+    found = [stored_vs_recomputed.by_the_model(seqlen, way) for seqlen in LENGTHS for way in WAYS]
     least = stored_vs_recomputed.least_length()
     assert text.startswith(report.INTRO)
     assert report.MODEL + "\n" + "\n".join(report.modelled(found, least)) in text
@@ -93,6 +86,14 @@ def test_the_page_is_the_script_s() -> None:
             assert ratio == pytest.approx(stored / recomputed, rel=0.02)
     assert re.search(r"^20\d\d-\d\d-\d\d, .*, load [\d.]+ before, median of \d+\.$", table, re.M)
     assert table.count("- Recomputing has the lower") == 2
+
+
+def test_refreshing_keeps_what_was_measured(tmp_path: Path) -> None:
+    page = DOCS / report.PAGE
+    (tmp_path / report.PAGE).write_text(page.read_text().replace("134.2", "0.0"))
+    cases = [stored_vs_recomputed.by_the_model(seqlen, way) for seqlen in LENGTHS for way in WAYS]
+    report.refresh(cases, stored_vs_recomputed.least_length(), tmp_path)
+    assert (tmp_path / report.PAGE).read_text() == page.read_text()
 
 
 def test_the_plot_has_a_line_for_each_way() -> None:
