@@ -30,6 +30,7 @@ class Scheduler(Enum):
 
     SINGLE = "single-tile"
     PERSISTENT = "persistent"  # no more CTAs than may run at once: each strides over the tiles
+    DYNAMIC = "dynamic"  # no more CTAs likewise: each takes the next tile when it is done with one
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,11 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
         yield "model", list(_model(config, plan.problem.dtype.itemsize))
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
-        yield "scheduler", list(describe(call, plan.problem, plan.arch))
+        yield "scheduler", list(describe(call, plan))
         yield "grid", [_grid(call, plan, "query tiles", heads)]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
-    yield "scheduler", list(describe(call, plan.problem, plan.arch))
+    yield "scheduler", list(describe(call, plan))
     yield "grid", [_grid(call, plan, "key tiles", "key heads")]
     yield "Q blocks", list(_blocks(config, plan.problem))
     if config.needs("dq"):

@@ -38,4 +38,5 @@ SM90 = KernelFamily(
     forward_config=_forward_config,
     backward_config=_backward_config,
     check=check,
+    takes_tiles=True,
 )

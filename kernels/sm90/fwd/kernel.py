@@ -2,7 +2,8 @@
 
 Roles, in warpgroups of 128 threads, each of which walks over the CTA's tiles by itself:
     warpgroup 0        producer: its first warp streams Q, K and V by TMA (`load`); of a CTA with
-                       several tiles the second warp takes Q
+                       several tiles the second warp takes Q, and a thread of the third the next
+                       tile if nobody knows it beforehand
     warpgroups 1..n    consumers: 64 query rows each, both GEMMs and the softmax (`mma`), then the
                        output (`epilogue`)
 
@@ -38,10 +39,20 @@ from ...common.band import Band, Seqlens
 from ...common.dependent import wait_for_previous
 from ...common.softmax import Scales, make_scales
 from ...common.tiles import query_tile
-from ...common.work import AssignedTile, Tiles, Walk, first_tile, for_each_tile, grid
+from ...common.work import (
+    AssignedTile,
+    Tiles,
+    Walk,
+    first_tile,
+    for_each_tile,
+    grid,
+    take_tiles,
+    with_queue,
+)
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
 from .load import (
+    QUEUE_WARP,
     LoadContext,
     first_key_state,
     first_query_state,
@@ -53,6 +64,7 @@ from .mma import MmaContext, States, first_states, mma
 from .storage import (
     SmemLayouts,
     make_pipelines,
+    make_queue,
     rows_of_O_are_rows_of_Q,
     smem_layouts,
     smem_tensors,
@@ -86,6 +98,12 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
     kind = "fwd_sm90"
     fake_operands = staticmethod(operands.forward_operands)
 
+    def fake_arguments(self) -> tuple[Any, ...]:
+        """The common ones, with the counter of a dynamic kernel before the scalars."""
+        dynamic = self.config.scheduler is Scheduler.DYNAMIC
+        tensors = operands.forward_operands(self.signature)
+        return (*tensors, operands.integers(1) if dynamic else None, *operands.scalars())
+
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
         self,
@@ -95,11 +113,13 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         mO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mLSE: cute.Tensor,  # (batch, heads_q, seqlen_q)
         mTiles: Any,  # (tiles, fields) int32 of packed sequences, else None
+        mTaken: Any,  # (1,) int32, zeroed, of a dynamic kernel, else None
         softmax_scale: Float32,
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
-        max_ctas: Int32,  # of a persistent kernel
+        max_ctas: Int32,  # of a kernel whose CTAs compute several tiles
+        head_swizzle: Int32,  # heads whose tiles take turns
         stream: CUstream,
     ):
         config, dtype, packed = self.config, self.dtype, self.packed
@@ -138,11 +158,13 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
             heads=heads_q // config.group,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+            head_swizzle=head_swizzle,
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             kernel_operands,
             tiles,
+            mTaken,
             tiles.heads // heads_k,
             make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
@@ -193,6 +215,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         self,
         tensors: KernelOperands,
         tiles: Tiles,
+        mTaken: Any,  # (1,) tiles of a dynamic kernel that have been taken
         heads_per_key: Int32,  # tiles' heads a key head
         scales: Scales,
         window: tuple[Int32, Int32],
@@ -206,8 +229,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         wait_for_previous(self.dependent)
         band = self.band(*window, self.config.group)
         # Causal tiles near the end see the most keys: start them first.
-        walk = self.walk(tiles, descending=band.causal)
-        context = (tensors, walk, heads_per_key, band, scales, mma_S, mma_O)
+        walk = self.walk(tiles, descending=band.causal, swizzled=band.causal)
+        context = (tensors, mTaken, walk, heads_per_key, band, scales, mma_S, mma_O)
         if cutlass.const_expr(self.packed):
             # Nothing is set up where there is nothing to do.
             if first_tile(walk).block >= 0:
@@ -219,6 +242,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
     def run_roles(
         self,
         tensors: KernelOperands,
+        mTaken: Any,
         walk: Walk,
         heads_per_key: Int32,
         band: Band,
@@ -234,6 +258,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
         smem = smem_tensors(storage, layouts)
         pipelines = make_pipelines(storage, config, layouts, dtype)
+        if cutlass.const_expr(config.scheduler is Scheduler.DYNAMIC):
+            walk = with_queue(walk, make_queue(storage, config))
         pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
         pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
 
@@ -254,6 +280,10 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 for_each_tile(walk, load_queries, producer, first_query_state())
             if warp_idx == 0:
                 for_each_tile(walk, load_keys, producer, first_key_state(config))
+            if cutlass.const_expr(config.scheduler is Scheduler.DYNAMIC):
+                if warp_idx == QUEUE_WARP:
+                    with cute.arch.elect_one():
+                        take_tiles(walk, mTaken)
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
@@ -293,7 +323,7 @@ def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
     tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
     acc_O, stats, states = mma(ctx.mma, tile, states)
     epilogue(ctx.epilogue, tile, acc_O, stats)
-    if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+    if cutlass.const_expr(config.scheduler is not Scheduler.SINGLE):
         # The warp that stored O has waited until it was read: the next Q may take its place.
         ring_Q.consumer_release(states.Q)
         states.Q.advance()

@@ -1,7 +1,7 @@
 """The producers: Q of a tile, and its K and V blocks from the last to the first that is seen.
 
-A persistent CTA has a warp for each, since Q of the next tile must wait until O of this one has
-left its memory, which K and V need not."""
+A CTA with several tiles has a warp for each, since Q of the next tile must wait until O of this
+one has left its memory, which K and V need not."""
 
 from __future__ import annotations
 
@@ -37,9 +37,12 @@ class LoadContext:
     heads_per_key: Int32
 
 
+QUEUE_WARP = 2  # a thread of it takes the tiles of a dynamic kernel
+
+
 def query_warp(config: ForwardConfig) -> int:
     """The producer warp that loads Q."""
-    return 1 if config.scheduler is Scheduler.PERSISTENT else 0
+    return 0 if config.scheduler is Scheduler.SINGLE else 1
 
 
 def first_query_state() -> pipeline.PipelineState:
@@ -55,9 +58,9 @@ def first_key_state(config: ForwardConfig) -> pipeline.PipelineState:
 def loads_queries(config: ForwardConfig, tile: QueryTile) -> Any:
     """Whether Q is loaded for a tile: a single-tile CTA does without where no key is seen.
 
-    A persistent one hands its memory on from Q to O to the next Q, tile after tile.
+    Others hand its memory on from Q to O to the next Q, tile after tile.
     """
-    if config.scheduler is Scheduler.PERSISTENT:
+    if config.scheduler is not Scheduler.SINGLE:
         return True
     return tile.keys.begin < tile.keys.end
 

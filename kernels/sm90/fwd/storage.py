@@ -8,12 +8,14 @@ import cutlass.cute as cute
 from cutlass import pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
-from hopperflash.plan.config import ForwardConfig, POperand
+from hopperflash.plan.config import ForwardConfig, POperand, Scheduler
 
+from ...common.work import TileQueue
 from .. import wgmma
 
 _ALIGNMENT = 1024  # a 128-byte swizzle repeats every 8 rows of 128 bytes
 _WARPS_PER_WARPGROUP = 4
+_LOADING_WARPS = 2  # of a CTA with several tiles: Q, and K with V
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,15 @@ def storage_struct(
     """The CTA's shared memory; `hopperflash.plan.budget` does the same arithmetic on the host."""
     cosize_QO = max(cute.cosize(layouts.Q), cute.cosize(layouts.O))
     cosize_P = 0 if layouts.P is None else cute.cosize(layouts.P)
+    queues = 1 if config.scheduler is Scheduler.DYNAMIC else 0
 
     @cute.struct
     class SharedStorage:
         barriers_Q: cute.struct.MemRange[cutlass.Int64, 2]
         barriers_K: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_kv]
         barriers_V: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_kv]
+        barriers_next: cute.struct.MemRange[cutlass.Int64, 2 * queues]
+        sNext: cute.struct.MemRange[cutlass.Int32, queues]
         sQO: cute.struct.Align[cute.struct.MemRange[dtype, cosize_QO], _ALIGNMENT]
         sK: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts.K)], _ALIGNMENT]
         sV: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts.Vt)], _ALIGNMENT]
@@ -146,3 +151,16 @@ def make_pipelines(
         K=ring(storage.barriers_K, layouts.K, config.stages_kv),
         V=ring(storage.barriers_V, layouts.Vt, config.stages_kv),
     )
+
+
+def make_queue(storage: Any, config: ForwardConfig) -> TileQueue:
+    """From the thread that takes tiles to the warps that load and compute, once each."""
+    readers = _LOADING_WARPS + config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+    ring = pipeline.PipelineAsync.create(
+        barrier_storage=storage.barriers_next.data_ptr(),
+        num_stages=1,
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, readers),
+        defer_sync=True,
+    )
+    return TileQueue(ring, storage.sNext.get_tensor(cute.make_layout(1)))
