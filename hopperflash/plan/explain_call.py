@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from hopperflash.plan import budget, budget_sm80
@@ -153,8 +154,9 @@ def _model(config: ForwardConfig | BackwardConfig, itemsize: int) -> Iterator[st
 
 
 def _grid(call: KernelCall, plan: LaunchPlan, tiles: str, heads: str) -> str:
-    x, y, z = call.tiles or call.grid
-    ctas = "CTAs" if call.tiles is None else f"tiles for {call.grid[0]} CTAs"
+    x, y, z = call.all_tiles
+    count = math.prod(call.grid)
+    ctas = "CTAs" if count == x * y * z else f"tiles for {count} CTAs"
     if not plan.problem.is_packed:
         return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} {ctas}"
     count = plan.problem.heads_k if heads == "key heads" else plan.problem.heads_q

@@ -49,6 +49,11 @@ class KernelCall:
     grid: tuple[int, int, int]
     tiles: tuple[int, int, int] | None = None
 
+    @property
+    def all_tiles(self) -> tuple[int, int, int]:
+        """Blocks, heads and batch entries."""
+        return self.tiles or self.grid
+
 
 @dataclass(frozen=True)
 class Buffer:

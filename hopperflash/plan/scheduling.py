@@ -148,7 +148,7 @@ def describe(call: KernelCall, plan: LaunchPlan) -> Iterator[str]:
     config, problem, arch = call.spec.config, plan.problem, plan.arch
     if not isinstance(config, MainConfig):
         return
-    scheduler, tiles = config.scheduler, math.prod(call.tiles or call.grid)
+    scheduler, tiles = config.scheduler, math.prod(call.all_tiles)
     if scheduler is Scheduler.SINGLE:
         why = "no SM has to stay free"
         if isinstance(config, ForwardConfig):

@@ -87,8 +87,7 @@ def test_table() -> None:
     ("options", "words"),
     [
         (("--seqlens", "5,6"), "--seqlens: the lengths of packed sequences"),
-        (("--arch", "cpu"), "give --sms and --l2-mib"),
-        (("--arch", "cpu", "--sms", "1", "--l2-mib", "1"), "runs no kernels"),
+        (("--arch", "cpu"), "runs no kernels"),
         (("--head-dim", "12"), "head_dim of q is 12"),
     ],
 )
