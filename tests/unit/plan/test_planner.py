@@ -11,7 +11,6 @@ from hopperflash.errors import InvalidArgument, UnsupportedProblem
 from hopperflash.plan import (
     Buffer,
     POperand,
-    Scheduler,
     arch_of,
     family,
     make_plan,
@@ -21,6 +20,7 @@ from hopperflash.plan import (
     tiles_sm90,
 )
 from hopperflash.plan.backends import BACKENDS
+from hopperflash.plan.config import Scheduler
 from hopperflash.problem import AttnOptions
 from tests.support.problems import Sizes, facts, problem, with_operand
 
