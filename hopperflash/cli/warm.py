@@ -23,6 +23,8 @@ from hopperflash.runtime.cache import key_of, own_store
 from hopperflash.runtime.compile import warm_kernel
 
 _MASKS = {"causal": True, "full": False}
+# CTAs of few tiles load for themselves, those of many may do so in pairs.
+_LENGTHS = (1, 8192)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
         listed("mask", options.mask, _MASKS, ", ".join(_MASKS)),
         options.arch.split(","),
         options.direction.split(","),
+        _LENGTHS,
     )
     if reasons:
         raise InvalidArgument("these options are no lists of what can be compiled:", reasons)
@@ -129,6 +132,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             head_dim=head_dims[head_dim],
             dtype=dtypes[dtype],
             causal=_MASKS[mask],
+            seqlen=seqlen,
             seqlens="512" if options.packed else None,
             window=options.window,
             softcap=options.softcap,
@@ -137,7 +141,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             direction=direction,
             backend=options.backend,
         )
-        for dtype, head_dim, mask, arch, direction in chosen
+        for dtype, head_dim, mask, arch, direction, seqlen in chosen
     ]
 
 

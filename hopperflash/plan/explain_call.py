@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
+from hopperflash.plan.clusters import sharing
 from hopperflash.plan.config import (
     BackwardConfig,
     BackwardConfigSm80,
@@ -50,6 +52,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
         yield "scheduler", list(describe(call, plan.problem, plan.arch))
+        if isinstance(config, ForwardConfig):
+            yield "cluster", [sharing(config, plan.problem).reason]
         yield "grid", [_grid(call, plan, "query tiles", heads)]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
@@ -154,7 +158,7 @@ def _model(config: ForwardConfig | BackwardConfig, itemsize: int) -> Iterator[st
 
 def _grid(call: KernelCall, plan: LaunchPlan, tiles: str, heads: str) -> str:
     x, y, z = call.tiles or call.grid
-    ctas = "CTAs" if call.tiles is None else f"tiles for {call.grid[0]} CTAs"
+    ctas = "CTAs" if call.tiles in (None, call.grid) else f"tiles for {prod(call.grid)} CTAs"
     if not plan.problem.is_packed:
         return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} {ctas}"
     count = plan.problem.heads_k if heads == "key heads" else plan.problem.heads_q

@@ -41,7 +41,8 @@ class KernelCall:
     """One launch: arguments by name, in the kernel's order, and the grid in CTAs.
 
     `NOTHING` stands for an argument that this variant of the kernel does not take. `tiles` is what
-    the CTAs of a persistent kernel share, where others have a CTA each.
+    the CTAs of a persistent kernel share, or those of clusters have one each of; otherwise every
+    tile has a CTA.
     """
 
     spec: KernelSpec

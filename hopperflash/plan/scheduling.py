@@ -62,8 +62,13 @@ def ctas_per_sm(config: MainConfig, arch: ArchSpec, itemsize: int) -> int:
 
 
 def placed(call: KernelCall, problem: AttnProblem, arch: ArchSpec) -> KernelCall:
-    """A call whose grid is one CTA a tile, with the grid of its scheduler."""
+    """A call whose grid is one CTA a tile, with the grid of its scheduler: of clusters, whole
+    ones."""
     config = call.spec.config
+    if isinstance(config, ForwardConfig) and config.cluster_m > 1:
+        tiles, heads, batch = call.grid
+        ctas = -(-tiles // config.cluster_m) * config.cluster_m
+        return replace(call, grid=(ctas, heads, batch), tiles=call.grid)
     if not isinstance(config, MainConfig) or config.scheduler is Scheduler.SINGLE:
         return call
     ctas = min(math.prod(call.grid), max_ctas(config, problem, arch))
@@ -82,7 +87,7 @@ def describe(call: KernelCall, problem: AttnProblem, arch: ArchSpec) -> Iterator
     config = call.spec.config
     if not isinstance(config, MainConfig):
         return
-    if call.tiles is None:
+    if config.scheduler is Scheduler.SINGLE:
         yield f"{config.scheduler.value}: a CTA computes one tile; no SM has to stay free"
         return
     each = ctas_per_sm(config, arch, problem.dtype.itemsize)
@@ -91,4 +96,4 @@ def describe(call: KernelCall, problem: AttnProblem, arch: ArchSpec) -> Iterator
         f"{config.scheduler.value}: sm_margin {problem.sm_margin} of {arch.sms} SMs leaves"
         f" {arch.sms - problem.sm_margin} x {each} CTAs = {most}"
     )
-    yield f"{call.grid[0]} CTAs stride over {math.prod(call.tiles)} tiles"
+    yield f"{call.grid[0]} CTAs stride over {math.prod(call.tiles or call.grid)} tiles"

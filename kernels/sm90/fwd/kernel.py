@@ -45,9 +45,11 @@ from .load import (
     LoadContext,
     first_key_state,
     first_query_state,
+    key_share,
     load_keys,
     load_queries,
     query_warp,
+    value_share,
 )
 from .mma import MmaContext, States, first_states, mma
 from .storage import (
@@ -121,12 +123,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         tma_Q, tma_O = self.query_atoms(mQ, mO, layouts)
         kernel_operands = KernelOperands(
             tma_Q=tma_Q,
-            tma_K=tma.load_atom(
-                tma.sequence_major(mK, packed), layouts.K, (config.tile_n, config.head_dim)
-            ),
-            tma_Vt=tma.load_atom(
-                tma.feature_major(mV, packed), layouts.Vt, (config.head_dim_v, config.tile_n)
-            ),
+            tma_K=self.key_atom(tma.sequence_major(mK, packed), layouts.K, key_share(config)),
+            tma_Vt=self.key_atom(tma.feature_major(mV, packed), layouts.Vt, value_share(config)),
             tma_O=tma_O,
             mLSE=mLSE,
         )
@@ -134,7 +132,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         seqlen_k, heads_k = mK.shape[1:3]
         tiles = Tiles(
             table=mTiles,
-            blocks=cute.ceil_div(seqlen_q, config.queries),
+            # Whole clusters: of one that the last tile does not fill, a CTA only loads.
+            blocks=cute.ceil_div(seqlen_q, config.queries * config.cluster_m) * config.cluster_m,
             heads=heads_q // config.group,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
@@ -151,6 +150,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         ).launch(
             grid=grid(tiles, config.scheduler, max_ctas),
             block=(config.threads, 1, 1),
+            cluster=(config.cluster_m, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             use_pdl=self.dependent,
@@ -187,6 +187,13 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 rows_of_warpgroup,
             ),
         )
+
+    def key_atom(
+        self, mX: cute.Tensor, layout: cute.ComposedLayout, share: tuple[int, int]
+    ) -> tma.TmaTensor:
+        """How a CTA's share of the rows of K or V comes into all of its cluster."""
+        multicast = self.config.cluster_m > 1
+        return tma.load_atom(mX, wgmma.row_slice(layout, share), share, multicast)
 
     @cute.kernel
     def kernel(
@@ -234,8 +241,9 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
         smem = smem_tensors(storage, layouts)
         pipelines = make_pipelines(storage, config, layouts, dtype)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
+        # A CTA loads into all of its cluster, whose barriers must be there.
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(config.cluster_m, 1), is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=(config.cluster_m, 1))
 
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
@@ -254,6 +262,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 for_each_tile(walk, load_queries, producer, first_query_state())
             if warp_idx == 0:
                 for_each_tile(walk, load_keys, producer, first_key_state(config))
+            if cutlass.const_expr(config.cluster_m > 1):
+                cute.arch.cluster_arrive()
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
@@ -284,6 +294,9 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 ),
             )
             for_each_tile(walk, compute, consumer, first_states(config))
+        if cutlass.const_expr(config.cluster_m > 1):
+            # Until then others of the cluster arrive at this CTA's barriers.
+            cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -292,6 +305,9 @@ def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
     config, ring_Q = ctx.mma.config, ctx.mma.pipelines.Q
     tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
     acc_O, stats, states = mma(ctx.mma, tile, states)
+    if cutlass.const_expr(config.cluster_m > 1):
+        # The last block has been released in all of the cluster.
+        cute.arch.cluster_arrive()
     epilogue(ctx.epilogue, tile, acc_O, stats)
     if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
         # The warp that stored O has waited until it was read: the next Q may take its place.
