@@ -23,8 +23,9 @@ from hopperflash.runtime.cache import key_of, own_store
 from hopperflash.runtime.compile import warm_kernel
 
 _MASKS = {"causal": True, "full": False}
-# The scheduler of a kernel depends on how many tiles there are: a few, and more than any GPU's SMs.
-_LENGTHS = (512, 1 << 18)
+# The scheduler of a kernel and its pairs of CTAs depend on how many tiles there are: a few, some,
+# and more than any GPU's SMs.
+_LENGTHS = (512, 8192, 1 << 18)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ class ForwardConfig:
     `tile_m` query rows per CTA, `tile_n` keys per step; head dims are padded to what the tile
     holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role.
     `group` query heads that share a key head may be folded into the rows: row r of a tile is then
-    head r % group of query r // group, and rows past the last whole query are idle.
+    head r % group of query r // group, and rows past the last whole query are idle. `cluster_m`
+    CTAs with neighbouring tiles of a head load each block of K and V once for all of them.
     """
 
     tile_m: int
@@ -53,6 +54,7 @@ class ForwardConfig:
     p_operand: POperand
     stages_kv: int = 2
     group: int = 1
+    cluster_m: int = 1
     scheduler: Scheduler = Scheduler.SINGLE
 
     @property
@@ -64,7 +66,8 @@ class ForwardConfig:
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
         group = (f"group{self.group}",) if self.group > 1 else ()
-        return (*group, *_scheduler_name(self.scheduler))
+        cluster = (f"cluster{self.cluster_m}",) if self.cluster_m > 1 else ()
+        return (*group, *cluster, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:

@@ -9,6 +9,7 @@ from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
+from hopperflash.plan.clusters import cluster_reason
 from hopperflash.plan.config import (
     BackwardConfig,
     BackwardConfigSm80,
@@ -51,6 +52,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
         yield "scheduler", list(describe(call, plan))
+        if isinstance(config, ForwardConfig):
+            yield "cluster", [cluster_reason(config, plan.problem)]
         yield "grid", [_grid(call, plan, "query tiles", heads)]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import KIB, ArchSpec
+from hopperflash.plan.block_range import Tiling, key_block_totals
 from hopperflash.plan.config import (
     BackwardConfig,
     BackwardConfigSm80,
@@ -20,6 +21,7 @@ from hopperflash.plan.config import (
     MainConfig,
     Scheduler,
 )
+from hopperflash.plan.cost import tile_step
 from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
 from hopperflash.problem import AttnProblem, MaskKind
 
@@ -37,13 +39,15 @@ ALONE_CLOCKS = 3600
 BEHIND_ANOTHER_CLOCKS = 1400
 # Of the launch that zeroes the counter of a dynamic kernel: 2 us.
 ZEROING_CLOCKS = 3500
+# What pairs of CTAs are taken to save where L2 would be at its edge without them, of all clocks.
+CLUSTER_WORTH = 0.04
 # Of L2, for the keys and values of heads whose tiles take turns.
 _L2_SHARE = 2 / 3
 _FP32 = 4
 
 
 def scheduled(config: ConfigT, problem: AttnProblem, arch: ArchSpec, tiles: int) -> ConfigT:
-    """The configuration with the scheduler for so many tiles."""
+    """The configuration with the scheduler for so many tiles; a dynamic one is without clusters."""
     scheduler = _scheduler(config, problem, arch, tiles)
     return config if scheduler is Scheduler.SINGLE else walking(config, scheduler)
 
@@ -53,16 +57,27 @@ def _scheduler(config: MainConfig, problem: AttnProblem, arch: ArchSpec, tiles: 
 
     `sm_margin` takes a grid that tiles do not decide. Without it several tiles a CTA pay in the
     Hopper forward, whose SM holds one CTA: if tiles cost the same each CTA may stride over them,
-    otherwise one takes the next when it is done, if that saves more than its counter costs.
+    otherwise one takes the next when it is done, if that saves more than its counter costs, and
+    more than pairs of CTAs are worth, which start together.
     """
     if not isinstance(config, ForwardConfig):
         return Scheduler.PERSISTENT if problem.sm_margin else Scheduler.SINGLE
     waves = tiles / max_ctas(config, problem, arch)
     saved = (waves - 1) * (ALONE_CLOCKS - BEHIND_ANOTHER_CLOCKS)
-    alike = tiles_cost_the_same(problem)
-    if problem.sm_margin or saved > (0 if alike else ZEROING_CLOCKS):
-        return Scheduler.PERSISTENT if alike else Scheduler.DYNAMIC
-    return Scheduler.SINGLE
+    if tiles_cost_the_same(problem):
+        return Scheduler.PERSISTENT if problem.sm_margin or saved > 0 else Scheduler.SINGLE
+    cost = float(ZEROING_CLOCKS)
+    if config.cluster_m > 1:
+        cost += CLUSTER_WORTH * _multiplying_clocks(config, problem) / arch.sms
+    return Scheduler.DYNAMIC if problem.sm_margin or saved > cost else Scheduler.SINGLE
+
+
+def _multiplying_clocks(config: ForwardConfig, problem: AttnProblem) -> float:
+    """Of all tiles together, by the model."""
+    p = problem
+    tiling = Tiling(p.seqlen_q, p.seqlen_k, config.queries, config.tile_n)
+    steps = key_block_totals(p.mask, tiling).visited * p.batch * p.heads_q // config.group
+    return steps * tile_step(config, p.dtype.itemsize).units.bound.clocks
 
 
 def tiles_cost_the_same(problem: AttnProblem) -> bool:
@@ -95,20 +110,23 @@ def _in_l2(arch: ArchSpec, size: int) -> int:
 
 
 def walking(config: ConfigT, scheduler: Scheduler = Scheduler.PERSISTENT) -> ConfigT:
-    """The configuration whose CTAs compute several tiles.
+    """The configuration whose CTAs compute several tiles, in pairs only if they know which.
 
     What a CTA knows of its next tile takes registers; Ampere's forward gives those of Q for them,
     without which head dim 64 would spill.
     """
     changes: dict[str, Any] = {"scheduler": scheduler}
+    if isinstance(config, ForwardConfig) and scheduler is Scheduler.DYNAMIC:
+        changes["cluster_m"] = 1
     if isinstance(config, ForwardConfigSm80) and config.head_dim == _WITHOUT_ROOM:
         changes["q_in_registers"] = False
     return replace(config, **changes)
 
 
 def max_ctas(config: MainConfig, problem: AttnProblem, arch: ArchSpec) -> int:
-    """CTAs of a kernel that run at once beside `sm_margin` free SMs."""
-    return (arch.sms - problem.sm_margin) * ctas_per_sm(config, arch, problem.dtype.itemsize)
+    """CTAs of a kernel that run at once beside `sm_margin` free SMs, in whole clusters."""
+    ctas = (arch.sms - problem.sm_margin) * ctas_per_sm(config, arch, problem.dtype.itemsize)
+    return ctas - ctas % config.cluster_m if isinstance(config, ForwardConfig) else ctas
 
 
 def ctas_per_sm(config: MainConfig, arch: ArchSpec, itemsize: int) -> int:
@@ -123,16 +141,19 @@ def ctas_per_sm(config: MainConfig, arch: ArchSpec, itemsize: int) -> int:
 
 
 def placed(call: KernelCall, problem: AttnProblem, arch: ArchSpec, swizzle: int) -> KernelCall:
-    """A call whose grid is (blocks, heads, batch), with that of its scheduler and order."""
+    """A call whose grid is (blocks, heads, batch), with that of its scheduler and order; of
+    clusters, whole ones."""
     config = call.spec.config
-    blocks, heads, batch = call.grid
     if not isinstance(config, MainConfig):
         return call
+    blocks, heads, batch = call.grid
+    if isinstance(config, ForwardConfig):
+        blocks = -(-blocks // config.cluster_m) * config.cluster_m
     if config.scheduler is Scheduler.SINGLE:
-        if swizzle == 1:
+        if (blocks, swizzle) == (call.grid[0], 1):
             return call
         return replace(call, grid=(blocks * swizzle, heads // swizzle, batch), tiles=call.grid)
-    ctas = min(math.prod(call.grid), max_ctas(config, problem, arch))
+    ctas = min(blocks * heads * batch, max_ctas(config, problem, arch))
     return replace(call, grid=(ctas, 1, 1), tiles=call.grid)
 
 

@@ -110,7 +110,8 @@ class BackwardPreprocess:
     def kernel(self, tensors: Tensors, tiles: Tiles):
         wait_for_previous(self.dependent)
         config = self.config
-        tile = first_tile(Walk(Scheduler.SINGLE, descending=False, swizzled=False, tiles=tiles))
+        walk = Walk(Scheduler.SINGLE, descending=False, swizzled=False, cluster=1, tiles=tiles)
+        tile = first_tile(walk)
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
             rows = config.threads // _LANES_PER_ROW

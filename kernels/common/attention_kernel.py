@@ -56,4 +56,5 @@ class AttentionKernel(Generic[ConfigT]):
 
     def walk(self, tiles: Tiles, descending: bool, swizzled: bool) -> Walk:
         """The way of this CTA through the tiles."""
-        return Walk(self.config.scheduler, descending, swizzled, tiles)
+        cluster = getattr(self.config, "cluster_m", 1)
+        return Walk(self.config.scheduler, descending, swizzled, cluster, tiles)

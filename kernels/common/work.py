@@ -68,6 +68,7 @@ class Walk:
     scheduler: Constexpr[Scheduler]
     descending: Constexpr[bool]
     swizzled: Constexpr[bool]
+    cluster: Constexpr[int]  # CTAs that take neighbouring blocks of a head; divides the blocks
     tiles: Tiles
     queue: Any = None  # TileQueue of a dynamic walk
 
@@ -91,12 +92,13 @@ def for_each_tile(walk: Walk, compute: Constexpr[Callable[..., Any]], ctx: Any, 
 
     Every role of a CTA walks alike.
     """
-    first, _, _ = cute.arch.block_idx()
+    first = first_number(walk)
     if cutlass.const_expr(walk.scheduler is Scheduler.SINGLE):
         state = for_tile(walk, first, compute, ctx, state)
     elif cutlass.const_expr(walk.scheduler is Scheduler.PERSISTENT):
         ctas, _, _ = cute.arch.grid_dim()
-        for number in cutlass.range(first, walk.tiles.count, ctas, unroll=1):
+        last, step = walk.tiles.count // walk.cluster, ctas // walk.cluster
+        for number in cutlass.range(first, last, step, unroll=1):
             state = for_tile(walk, number, compute, ctx, state)
     else:
         number = first
@@ -110,7 +112,7 @@ def for_each_tile(walk: Walk, compute: Constexpr[Callable[..., Any]], ctx: Any, 
 
 def with_queue(walk: Walk, queue: TileQueue) -> Walk:
     """The same walk, led by a queue."""
-    return Walk(walk.scheduler, walk.descending, walk.swizzled, walk.tiles, queue)
+    return Walk(walk.scheduler, walk.descending, walk.swizzled, walk.cluster, walk.tiles, queue)
 
 
 @cute.jit
@@ -165,21 +167,32 @@ def first_tile(walk: Walk):
 
     Without a block where the table has none for it: rows without a tile come last.
     """
+    return tile_number(walk, first_number(walk))
+
+
+def first_number(walk: Walk) -> Int32:
+    """Of this CTA's first tile."""
     first, _, _ = cute.arch.block_idx()
-    return tile_number(walk, first)
+    return first // walk.cluster if walk.cluster > 1 else first
 
 
 @cute.jit
 def tile_number(walk: Walk, number: Int32):
-    """A tile by its number; in a single-tile launch it is that of the CTA."""
-    tiles = walk.tiles
+    """A tile by its number; in a single-tile launch it is that of the CTA.
+
+    The CTAs of a cluster have one number, and a block each.
+    """
+    tiles, cluster = walk.tiles, walk.cluster
     block, head, batch = cute.arch.block_idx()
+    place = Int32(0)
+    if cutlass.const_expr(cluster > 1):
+        place, block = block % cluster, block // cluster
     if cutlass.const_expr(walk.scheduler is Scheduler.SINGLE):
         number = block
     if cutlass.const_expr(tiles.table is None):
         swizzle = tiles.head_swizzle if walk.swizzled else 1
         if cutlass.const_expr(walk.scheduler is not Scheduler.SINGLE):
-            together, heads = tiles.blocks * swizzle, tiles.heads // swizzle
+            together, heads = tiles.blocks // cluster * swizzle, tiles.heads // swizzle
             head_of_all = number // together
             block = number - head_of_all * together
             batch = head_of_all // heads
@@ -188,6 +201,8 @@ def tile_number(walk: Walk, number: Int32):
             first_head, taking_turns = head * swizzle, block
             block = taking_turns // swizzle
             head = first_head + taking_turns - block * swizzle
+        if cutlass.const_expr(cluster > 1):
+            block = block * cluster + place
         if cutlass.const_expr(walk.descending):
             block = tiles.blocks - 1 - block
         zero, seqlens = Int32(0), tiles.seqlens

@@ -28,6 +28,26 @@ def expected(descending: bool, swizzle: int) -> list[tuple[int, int, int]]:
     ]
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("scheduler", [Scheduler.SINGLE, Scheduler.PERSISTENT])
+def test_a_cluster_has_neighbouring_blocks(scheduler: Scheduler, descending: bool) -> None:
+    """Four blocks of two heads in turns, by two clusters of two, or one each."""
+    sizes = (4, 2, 1, 2, 4)
+    kernel = compile_kernel(
+        TileOrderKernel(scheduler, descending, swizzled=True, cluster=2),
+        fake_matrix(Int32),
+        *(Int32(1) for _ in sizes),
+    )
+    found = torch.full((8, 8), -1, dtype=torch.int32)
+    emulator.launch(kernel, found, *sizes)
+    order = [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+    if descending:
+        order = [(3 - block, head) for block, head in order]
+    assert [tuple(row) for row in found[:, :2].tolist()] == order
+    ctas = 4 if scheduler is Scheduler.PERSISTENT else 8
+    assert found[:, 3].tolist() == [number % ctas for number in range(8)]
+
+
 @pytest.mark.parametrize("swizzled", [False, True])
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("scheduler", [Scheduler.SINGLE, Scheduler.PERSISTENT])

@@ -16,8 +16,11 @@ from hopperflash.plan.config import Scheduler
 class TileOrderKernel:
     """A thread a CTA: (block, head, batch, CTA) of every tile, in the row of its number."""
 
-    def __init__(self, scheduler: Scheduler, descending: bool, swizzled: bool) -> None:
-        self.scheduler, self.descending, self.swizzled = scheduler, descending, swizzled
+    def __init__(
+        self, scheduler: Scheduler, descending: bool, swizzled: bool, cluster: int = 1
+    ) -> None:
+        self.scheduler, self.descending = scheduler, descending
+        self.swizzled, self.cluster = swizzled, cluster
 
     @cute.jit
     def __call__(
@@ -33,21 +36,24 @@ class TileOrderKernel:
         seqlens = Seqlens(Int32(0), Int32(0))
         tiles = Tiles(None, blocks, heads, batch, seqlens, head_swizzle)
         self.kernel(mFound, tiles).launch(
-            grid=grid(tiles, self.scheduler, max_ctas), block=(1, 1, 1), stream=stream
+            grid=grid(tiles, self.scheduler, max_ctas),
+            block=(1, 1, 1),
+            cluster=(self.cluster, 1, 1),
+            stream=stream,
         )
 
     @cute.kernel
     def kernel(self, mFound: cute.Tensor, tiles: Tiles) -> None:
-        walk = Walk(self.scheduler, self.descending, self.swizzled, tiles)
-        for_each_tile(walk, note, (mFound, self.scheduler), None)
+        walk = Walk(self.scheduler, self.descending, self.swizzled, self.cluster, tiles)
+        for_each_tile(walk, note, (mFound, self.scheduler, self.cluster), None)
 
 
 @cute.jit
 def note(ctx: tuple[cute.Tensor, Any], tile: AssignedTile, state: None) -> None:
     """A row for one tile."""
-    mFound, scheduler = ctx
+    mFound, scheduler, cluster = ctx
     cta, row, layer = cute.arch.block_idx()
-    number = tile.number
+    number = tile.number * cluster + cta % cluster
     if cutlass.const_expr(scheduler is Scheduler.SINGLE):
         ctas, rows, _ = cute.arch.grid_dim()
         number = (layer * rows + row) * ctas + cta

@@ -56,9 +56,11 @@ from .load import (
     LoadContext,
     first_key_state,
     first_query_state,
+    key_share,
     load_keys,
     load_queries,
     query_warp,
+    value_share,
 )
 from .mma import MmaContext, States, first_states, mma
 from .storage import (
@@ -141,12 +143,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         tma_Q, tma_O = self.query_atoms(mQ, mO, layouts)
         kernel_operands = KernelOperands(
             tma_Q=tma_Q,
-            tma_K=tma.load_atom(
-                tma.sequence_major(mK, packed), layouts.K, (config.tile_n, config.head_dim)
-            ),
-            tma_Vt=tma.load_atom(
-                tma.feature_major(mV, packed), layouts.Vt, (config.head_dim_v, config.tile_n)
-            ),
+            tma_K=self.key_atom(tma.sequence_major(mK, packed), layouts.K, key_share(config)),
+            tma_Vt=self.key_atom(tma.feature_major(mV, packed), layouts.Vt, value_share(config)),
             tma_O=tma_O,
             mLSE=mLSE,
         )
@@ -154,7 +152,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         seqlen_k, heads_k = mK.shape[1:3]
         tiles = Tiles(
             table=mTiles,
-            blocks=cute.ceil_div(seqlen_q, config.queries),
+            # Whole clusters: of one that the last tile does not fill, a CTA only loads.
+            blocks=cute.ceil_div(seqlen_q, config.queries * config.cluster_m) * config.cluster_m,
             heads=heads_q // config.group,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
@@ -173,6 +172,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         ).launch(
             grid=grid(tiles, config.scheduler, max_ctas),
             block=(config.threads, 1, 1),
+            cluster=(config.cluster_m, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             use_pdl=self.dependent,
@@ -209,6 +209,13 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 rows_of_warpgroup,
             ),
         )
+
+    def key_atom(
+        self, mX: cute.Tensor, layout: cute.ComposedLayout, share: tuple[int, int]
+    ) -> tma.TmaTensor:
+        """How a CTA's share of the rows of K or V comes into all of its cluster."""
+        multicast = self.config.cluster_m > 1
+        return tma.load_atom(mX, wgmma.row_slice(layout, share), share, multicast)
 
     @cute.kernel
     def kernel(
@@ -260,8 +267,9 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         pipelines = make_pipelines(storage, config, layouts, dtype)
         if cutlass.const_expr(config.scheduler is Scheduler.DYNAMIC):
             walk = with_queue(walk, make_queue(storage, config))
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
+        # A CTA loads into all of its cluster, whose barriers must be there.
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(config.cluster_m, 1), is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=(config.cluster_m, 1))
 
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
@@ -314,6 +322,10 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 ),
             )
             for_each_tile(walk, compute, consumer, first_states(config))
+        if cutlass.const_expr(config.cluster_m > 1):
+            # Until then others of the cluster arrive at this CTA's barriers.
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
 
 @cute.jit

@@ -26,7 +26,7 @@ from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from ...common.tiles import QueryTile
 from .. import copies, wgmma
-from .load import loads_queries
+from .load import loaded_keys, loads_queries
 from .storage import Pipelines, SmemTensors
 
 
@@ -85,6 +85,8 @@ def mma(ctx: MmaContext, tile: QueryTile, states: States):
     do not, and those at a window's far edge do.
     """
     fragments, blocks = make_fragments(ctx), tile.keys
+    if cutlass.const_expr(ctx.config.cluster_m > 1):
+        states = pass_over(ctx, tile, states)
     if loads_queries(ctx.config, tile):
         ctx.pipelines.Q.consumer_wait(states.Q)
     if blocks.begin < blocks.end:
@@ -184,6 +186,22 @@ def one_key_block(
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
     states.V.advance()
+    return states
+
+
+@cute.jit
+def pass_over(ctx: MmaContext, tile: QueryTile, states: States):
+    """Release the blocks before the tile's own, which only others of the cluster see."""
+    pipelines = ctx.pipelines
+    loaded = loaded_keys(ctx.config, ctx.band, tile)
+    for _ in cutlass.range(loaded.end - tile.keys.end, unroll=1):
+        # A stage is released once it is full: before that, its barrier is in an earlier phase.
+        pipelines.K.consumer_wait(states.K)
+        pipelines.K.consumer_release(states.K)
+        pipelines.V.consumer_wait(states.V)
+        pipelines.V.consumer_release(states.V)
+        states.K.advance()
+        states.V.advance()
     return states
 
 

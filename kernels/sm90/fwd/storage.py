@@ -129,27 +129,28 @@ def smem_tensors(storage: Any, layouts: SmemLayouts) -> SmemTensors:
 def make_pipelines(
     storage: Any, config: ForwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
 ) -> Pipelines:
-    """One elected producer thread arrives with the bytes; each consumer warp releases once."""
+    """One elected producer thread arrives with the bytes, whoever loads them; each consumer warp
+    releases once in every CTA that has a share in them."""
     producer = pipeline.CooperativeGroup(pipeline.Agent.Thread)
-    consumers = pipeline.CooperativeGroup(
-        pipeline.Agent.Thread, config.consumer_warpgroups * _WARPS_PER_WARPGROUP
-    )
 
-    def ring(barriers: Any, layout: Any, stages: int) -> pipeline.PipelineTmaAsync:
+    def ring(barriers: Any, layout: Any, stages: int, ctas: int) -> pipeline.PipelineTmaAsync:
         tile_modes = list(range(cute.rank(layout) - 1))
+        warps = config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+        consumers = pipeline.CooperativeGroup(pipeline.Agent.Thread, ctas * warps)
         return pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers.data_ptr(),
             num_stages=stages,
             producer_group=producer,
             consumer_group=consumers,
             tx_count=cute.size(cute.select(layout, mode=tile_modes)) * dtype.width // 8,
+            cta_layout_vmnk=cute.make_layout((1, 1, ctas, 1)),
             defer_sync=True,
         )
 
     return Pipelines(
-        Q=ring(storage.barriers_Q, layouts.Q_box, 1),
-        K=ring(storage.barriers_K, layouts.K, config.stages_kv),
-        V=ring(storage.barriers_V, layouts.Vt, config.stages_kv),
+        Q=ring(storage.barriers_Q, layouts.Q_box, 1, 1),
+        K=ring(storage.barriers_K, layouts.K, config.stages_kv, config.cluster_m),
+        V=ring(storage.barriers_V, layouts.Vt, config.stages_kv, config.cluster_m),
     )
 
 
