@@ -106,7 +106,7 @@ def _persistent() -> tuple[Subject, ...]:
     many_tiles = replace(backward, seqlen_q=128, seqlen_k=256, heads_q=10, heads_k=10)
     return (
         Subject(
-            "persistent-forward-d64", "ForwardSm90", partial(check_forward, forward, _ALONE),
+            "dynamic-forward-d64", "ForwardSm90", partial(check_forward, forward, _ALONE),
             partial(check_forward, many_keys, _ALONE),
             faults=faults,
         ),
