@@ -12,7 +12,7 @@ from hopperflash.plan.units import HOPPER
 from hopperflash.problem import AttnProblem, MaskKind
 
 PAIR = 2
-_L2_AT_EASE = 24.0  # bytes a clock and SM, three quarters of what L2 gives
+L2_AT_EASE = 24.0  # bytes a clock and SM, three quarters of what L2 gives
 _IDLE_LIMIT = 16  # of that many steps of a pair one may be idle
 
 
@@ -31,7 +31,7 @@ def sharing(config: ForwardConfig, problem: AttnProblem) -> Sharing:
     """
     itemsize = problem.dtype.itemsize
     alone, paired = (l2_rate(replace(config, cluster_m=ctas), itemsize) for ctas in (1, PAIR))
-    if alone <= _L2_AT_EASE:
+    if alone <= L2_AT_EASE:
         return Sharing(1, f"none: {alone:.1f} B a clock of L2 are within reach")
     reason = _obstacle(problem)
     if reason is None:

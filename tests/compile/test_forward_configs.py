@@ -10,6 +10,8 @@ import pytest
 
 from hopperflash.analysis import inspect_cubin
 from hopperflash.plan import KernelSpec, arch_of
+from hopperflash.plan.clusters import L2_AT_EASE, PAIR, l2_rate
+from hopperflash.plan.config import ForwardConfig
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles_sm90 import FORWARD_TILES, ForwardTile, forward_config, forward_tile
 from hopperflash.problem import DType, MaskKind
@@ -42,13 +44,29 @@ def _heaviest(tile: ForwardTile) -> Variant:
     return Variant(tile.masks[-1], softcap=tile.capped, packed=True)
 
 
+def _paired(spec: KernelSpec) -> KernelSpec:
+    """The same with CTAs that load together."""
+    assert isinstance(spec.config, ForwardConfig)
+    return replace(spec, config=replace(spec.config, cluster_m=PAIR))
+
+
+def _pairs(tile: ForwardTile) -> Iterator[KernelSpec]:
+    """Those that plans have: of dense sequences without a window."""
+    config = forward_config(tile, tile.head_dim, tile.head_dim_v)
+    for mask in tile.masks:
+        if mask is not MaskKind.WINDOW and l2_rate(config, BF16.itemsize) > L2_AT_EASE:
+            yield _paired(_spec(tile, FP16, Variant(mask, softcap=True), GROUP))
+            yield _paired(_spec(tile, BF16, Variant(mask)))
+
+
 def _sampled() -> Iterator[KernelSpec]:
     """Each row at its heaviest: folded heads, and fp16, have taken the most registers. Some of them
-    with CTAs of several tiles."""
+    with CTAs of several tiles, or in pairs."""
     for tile in FORWARD_TILES:
         yield _spec(tile, FP16, _heaviest(tile), GROUP)
         if tile.head_dim == FEW:
             yield walking(_spec(tile, FP16, _heaviest(tile), GROUP))
+            yield from _pairs(tile)
 
 
 def _covering() -> Iterator[KernelSpec]:
@@ -62,6 +80,7 @@ def _covering() -> Iterator[KernelSpec]:
         yield _spec(tile, BF16, _heaviest(tile))
         yield walking(_spec(tile, FP16, _heaviest(tile), GROUP))
         yield walking(_spec(tile, BF16, _lightest(tile, tile.masks[0])))
+        yield from _pairs(tile)
 
 
 @pytest.mark.parametrize("spec", params(_sampled(), _covering()))
@@ -76,8 +95,9 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     for opcode in ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG"):
         assert sass.count(opcode) > 0, f"no {opcode}"
     assert sass.count("HMMA") == 0
-    # What the Ampere tests look for is found here; clusters and bulk copies are not used.
-    assert hopper_only(sass) == {*HOPPER_ONLY} - {"UBLK", "UCGABAR"}
+    # What the Ampere tests look for is found here; bulk copies are not used.
+    absent = {"UBLK"} if spec.config.cluster_m > 1 else {"UBLK", "UCGABAR"}
+    assert hopper_only(sass) == {*HOPPER_ONLY} - absent
 
 
 def test_each_row_is_asked_for_what_it_is_for() -> None:

@@ -96,7 +96,7 @@ def test_pairs_load_half_and_compute_the_same_bits(monkeypatch: pytest.MonkeyPat
     case = Case("half", seqlen_q=512, seqlen_k=200, **D128)
     results, loaded = [], []
     for at_ease in (24.0, 32.0):
-        monkeypatch.setattr(clusters, "_L2_AT_EASE", at_ease)
+        monkeypatch.setattr(clusters, "L2_AT_EASE", at_ease)
         planner._plan.cache_clear()
         with hopperflash.emulate("sm_90a") as run:
             results.append(hopperflash.flash_attn_func(*make_inputs(case), **case.options))

@@ -64,6 +64,7 @@ def _id(spec: KernelSpec) -> str:
         "deterministic" if getattr(config, "deterministic", False) else "",
         "" if config.scheduler is Scheduler.SINGLE else config.scheduler.value,
         "folded" if getattr(config, "group", 1) > 1 else "",
+        "paired" if getattr(config, "cluster_m", 1) > 1 else "",
         *(gradients if len(gradients) < 3 else ()),
     )
     return "-".join(filter(None, parts))

@@ -91,17 +91,14 @@ def mma(ctx: MmaContext, tile: QueryTile, states: States):
         ctx.pipelines.Q.consumer_wait(states.Q)
     if blocks.begin < blocks.end:
         states = first_key_block(ctx, tile, fragments, states)
-        for n in cutlass.range(1, blocks.end - blocks.unmasked_end, unroll=1):
-            n_block = blocks.end - 1 - n
+        for n_block in cutlass.range(blocks.end - 2, blocks.unmasked_end - 1, -1, unroll=1):
             states = one_key_block(ctx, tile, fragments, states, n_block, masked=True)
         # The first block has been visited, whether it needed its mask or not.
         unmasked_end = min(blocks.unmasked_end, blocks.end - 1)
-        for n in cutlass.range(unmasked_end - blocks.unmasked_begin, unroll=1):
-            n_block = unmasked_end - 1 - n
+        for n_block in cutlass.range(unmasked_end - 1, blocks.unmasked_begin - 1, -1, unroll=1):
             states = one_key_block(ctx, tile, fragments, states, n_block, masked=False)
         if cutlass.const_expr(ctx.band.window):
-            for n in cutlass.range(blocks.unmasked_begin - blocks.begin, unroll=1):
-                n_block = blocks.unmasked_begin - 1 - n
+            for n_block in cutlass.range(blocks.unmasked_begin - 1, blocks.begin - 1, -1, unroll=1):
                 states = one_key_block(ctx, tile, fragments, states, n_block, masked=True)
         # O += P V of the last block
         multiply_values(ctx, fragments, states.V)
