@@ -38,10 +38,11 @@ class ForwardConfig:
     """A warp-specialised forward kernel: one producer warpgroup loads, the others compute.
 
     `tile_m` query rows per CTA, `tile_n` keys per step; head dims are padded to what the tile
-    holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role.
-    `group` query heads that share a key head may be folded into the rows: row r of a tile is then
-    head r % group of query r // group, and rows past the last whole query are idle. `cluster_m`
-    CTAs with neighbouring tiles of a head load each block of K and V once for all of them.
+    holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role. With
+    `ping_pong` the consumer warpgroups issue their GEMMs in turns. `group` query heads that share a
+    key head may be folded into the rows: row r of a tile is then head r % group of query r //
+    group, and rows past the last whole query are idle. `cluster_m` CTAs with neighbouring tiles of
+    a head load each block of K and V once for all of them.
     """
 
     tile_m: int
@@ -53,6 +54,7 @@ class ForwardConfig:
     registers_consumer: int
     p_operand: POperand
     stages_kv: int = 2
+    ping_pong: bool = False
     group: int = 1
     cluster_m: int = 1
     scheduler: Scheduler = Scheduler.SINGLE

@@ -82,6 +82,8 @@ BACKWARD_TILES = (
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.
 REGISTER_SPLIT = {2: (24, 240), 3: (32, 160)}
 BACKWARD_CONSUMERS = 2
+# Up to which head dim warpgroups take turns: FA3's. Beyond, a softmax is short beside its GEMMs.
+PING_PONG_HEAD_DIM = 128
 
 
 def forward_tile(
@@ -113,6 +115,7 @@ def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> Forward
         registers_producer=registers_producer,
         registers_consumer=registers_consumer,
         p_operand=tile.p_operand,
+        ping_pong=padded_head_dim(head_dim) <= PING_PONG_HEAD_DIM,
     )
 
 

@@ -34,10 +34,10 @@ DOCUMENTS = Variant(MaskKind.CAUSAL, packed=True)
 VARIANTS = (EVERYTHING, DOCUMENTS, Variant(MaskKind.WINDOW, packed=True), Variant(MaskKind.FULL))
 
 
-def walking(spec: KernelSpec) -> KernelSpec:
+def walking(spec: KernelSpec, scheduler: Scheduler = Scheduler.PERSISTENT) -> KernelSpec:
     """The same with CTAs that walk over several tiles."""
     assert isinstance(spec.config, MainConfig)
-    return replace(spec, config=several_tiles(spec.config))
+    return replace(spec, config=several_tiles(spec.config, scheduler))
 
 
 def params(sampled: Iterable[KernelSpec], covering: Iterable[KernelSpec]) -> list[Any]:

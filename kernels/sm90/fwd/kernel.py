@@ -62,7 +62,7 @@ from .load import (
     query_warp,
     value_share,
 )
-from .mma import MmaContext, States, first_states, mma
+from .mma import MmaContext, States, begin_turns, first_states, mma
 from .storage import (
     SmemLayouts,
     make_pipelines,
@@ -321,6 +321,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     scale=scales.natural,
                 ),
             )
+            if cutlass.const_expr(config.ping_pong):
+                begin_turns(consumer.mma)
             for_each_tile(walk, compute, consumer, first_states(config))
         if cutlass.const_expr(config.cluster_m > 1):
             # Until then others of the cluster arrive at this CTA's barriers.

@@ -27,7 +27,7 @@ from ...common.mask import mask_scores
 from ...common.tiles import QueryTile
 from .. import copies, wgmma
 from .load import loaded_keys, loads_queries
-from .storage import Pipelines, SmemTensors
+from .storage import Barrier, Pipelines, SmemTensors
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,12 @@ def one_key_block(
 ):
     """S and P of a block, and behind its softmax the O += P V of the block before."""
     acc_S = scores_accumulator(ctx)
+    if cutlass.const_expr(ctx.config.ping_pong):
+        turn_of(ctx, 0).arrive_and_wait()
     multiply_keys(ctx, fragments, states.K, acc_S)
     multiply_values(ctx, fragments, states.V)
+    if cutlass.const_expr(ctx.config.ping_pong):
+        turn_of(ctx, 1).arrive()
     warpgroup.wait_group(1)
     ctx.pipelines.K.consumer_release(states.K)
     cap_block(ctx, acc_S)
@@ -184,6 +188,28 @@ def one_key_block(
     states.K.advance()
     states.V.advance()
     return states
+
+
+def turn_of(ctx: MmaContext, further: int) -> pipeline.NamedBarrier:
+    """Of this warpgroup to issue GEMMs, or of one `further` on.
+
+    In turns the softmax of a warpgroup falls into the GEMMs of the others. All have as many steps,
+    and each passes the turn on as often as it has it.
+    """
+    warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
+    if further:
+        warpgroup_idx = (warpgroup_idx + further) % ctx.config.consumer_warpgroups
+    return pipeline.NamedBarrier(
+        barrier_id=int(Barrier.TURN) + warpgroup_idx, num_threads=2 * wgmma.THREADS_PER_WARPGROUP
+    )
+
+
+@cute.jit
+def begin_turns(ctx: MmaContext):
+    """The first turn is the first warpgroup's: the last has nothing to issue before it."""
+    last = ctx.config.consumer_warpgroups - 1
+    if ctx.consumer_tidx >= last * wgmma.THREADS_PER_WARPGROUP:
+        turn_of(ctx, 1).arrive()
 
 
 @cute.jit

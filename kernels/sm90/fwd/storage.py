@@ -1,6 +1,7 @@
 """Shared memory of the Hopper forward: operand layouts, storage struct, pipelines."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import cutlass
@@ -16,6 +17,14 @@ from .. import wgmma
 _ALIGNMENT = 1024  # a 128-byte swizzle repeats every 8 rows of 128 bytes
 _WARPS_PER_WARPGROUP = 4
 _LOADING_WARPS = 2  # of a CTA with several tiles: Q, and K with V
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 belongs to __syncthreads. Of the latter two each warpgroup has one."""
+
+    CONSUMERS = 1  # all consumer warps
+    WARPGROUP = 2  # all warps of one: its rows of O are in shared memory
+    TURN = 5  # one and the one before it: that has issued its GEMMs
 
 
 @dataclass(frozen=True)
