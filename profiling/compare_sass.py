@@ -17,6 +17,7 @@ from pathlib import Path
 from hopperflash.analysis import KernelResources, inspect_cubin
 from hopperflash.analysis.loop_cost import Share, StepCost, Tile, step_cost
 from hopperflash.analysis.loops import tensor_loops
+from hopperflash.cli.explain import ExplainOptions, plan_of
 from hopperflash.plan import KernelSpec
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.config import BackwardConfig, ForwardConfig, POperand
@@ -25,8 +26,6 @@ from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles_sm90 import (
     backward_config,
     backward_tile,
-    forward_config,
-    forward_tile,
 )
 from hopperflash.plan.units import HOPPER
 from hopperflash.problem import DType, MaskKind, MaskSpec, Signature
@@ -136,13 +135,29 @@ def our_side(case: Case) -> Side:
     dims = (case.head_dim, case.head_dim_v)
     config: ForwardConfig | BackwardConfig
     if case.direction == "forward":
-        ref, config = SM90.forward, forward_config(forward_tile(*dims, case.mask), *dims)
+        ref, config = SM90.forward, planned_forward(case)
     else:
         ref, config = SM90.backward, backward_config(backward_tile(*dims, case.mask), *dims)
     spec = KernelSpec(ref, config, Signature(DType.BFLOAT16, case.mask), "sm_90a")
     cubin = compile_kernel(spec).artifacts.CUBIN
     (kernel,) = inspect_cubin(cubin)
     return side(case, config, kernel, [config.consumer_warpgroups])
+
+
+def planned_forward(case: Case) -> ForwardConfig:
+    """The configuration of a forward of one head of SEQLEN queries and keys."""
+    options = ExplainOptions(
+        seqlen=SEQLEN,
+        heads=1,
+        kv_heads=1,
+        head_dim=case.head_dim,
+        head_dim_v=case.head_dim_v,
+        causal=case.mask is MaskKind.CAUSAL,
+        window=f"{WINDOW_LEFT},0" if case.mask is MaskKind.WINDOW else None,
+    )
+    (call,) = plan_of(options).calls
+    assert isinstance(call.spec.config, ForwardConfig)
+    return call.spec.config
 
 
 def peer_side(case: Case, kernel: PeerKernel) -> Side:

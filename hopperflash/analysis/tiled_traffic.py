@@ -113,13 +113,20 @@ def _of_call(plan: LaunchPlan, call: KernelCall) -> Iterator[Stream]:
 
 
 def _forward(config: ForwardConfig | ForwardConfigSm80, problem: AttnProblem) -> Iterator[Stream]:
-    """Q and the results once, Q of tiles that see keys; K and V once for every tile that sees
-    them."""
+    """Q and the results once, Q of tiles that see keys; K and V once for every tile, or cluster of
+    tiles, that sees them."""
     p, itemsize = problem, problem.dtype.itemsize
-    tiling = Tiling(p.seqlen_q, p.seqlen_k, config.queries, config.tile_n)
-    ranges = [key_block_range(p.mask, m, tiling) for m in range(tiling.m_blocks)]
-    rows = _rows(ranges, config.tile_n, p.seqlen_k) * p.batch * (p.heads_q // config.group)
-    sharers = tiling.m_blocks * p.group // config.group
+    ctas = config.cluster_m if isinstance(config, ForwardConfig) else 1
+    tiling, loading = (
+        Tiling(p.seqlen_q, p.seqlen_k, queries, config.tile_n)
+        for queries in (config.queries, config.queries * ctas)
+    )
+    ranges, loaded_ranges = (
+        [key_block_range(p.mask, m, tiles) for m in range(tiles.m_blocks)]
+        for tiles in (tiling, loading)
+    )
+    rows = _rows(loaded_ranges, config.tile_n, p.seqlen_k) * p.batch * (p.heads_q // config.group)
+    sharers = loading.m_blocks * ctas * p.group // config.group
     queries, keys = p.batch * p.heads_q * p.seqlen_q, p.batch * p.heads_k * p.seqlen_k
     seeing = [BlockRange(m, m, m, m + 1) for m, found in enumerate(ranges) if found.visited]
     seeing_rows = _rows(seeing, config.queries, p.seqlen_q) * p.batch * p.heads_q

@@ -23,11 +23,14 @@ from hopperflash.runtime.cache import key_of, own_store
 from hopperflash.runtime.compile import warm_kernel
 
 _MASKS = {"causal": True, "full": False}
+# The scheduler of a kernel and its pairs of CTAs depend on how many tiles there are: a few, some,
+# and more than any GPU's SMs.
+_LENGTHS = (512, 8192, 1 << 18)
 
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """What `hopperflash cache warm` takes: lists are multiplied, lengths play no part."""
+    """What `hopperflash cache warm` takes: lists are multiplied; kernels serve any length."""
 
     arch: Annotated[str, flag("Targets: sm_90a,sm_80.")] = "sm_90a"
     direction: Annotated[str, flag("Directions.")] = "forward,backward"
@@ -119,6 +122,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
         listed("mask", options.mask, _MASKS, ", ".join(_MASKS)),
         options.arch.split(","),
         options.direction.split(","),
+        _LENGTHS,
     )
     if reasons:
         raise InvalidArgument("these options are no lists of what can be compiled:", reasons)
@@ -129,7 +133,8 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             head_dim=head_dims[head_dim],
             dtype=dtypes[dtype],
             causal=_MASKS[mask],
-            seqlens="512" if options.packed else None,
+            seqlen=None if options.packed else seqlen,
+            seqlens=str(seqlen) if options.packed else None,
             window=options.window,
             softcap=options.softcap,
             head_dim_v=options.head_dim_v,
@@ -137,7 +142,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             direction=direction,
             backend=options.backend,
         )
-        for dtype, head_dim, mask, arch, direction in chosen
+        for dtype, head_dim, mask, arch, direction, seqlen in chosen
     ]
 
 

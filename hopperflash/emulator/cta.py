@@ -288,9 +288,12 @@ class Cta:
             self.cluster_barrier.arrive(threads)
 
     def cluster_phases(self, g: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
-        """Lanes by the cluster phase that their warp arrived in."""
+        """Lanes by the cluster phase that their warp arrived in, which it waits for once."""
         warps = lanes + g.lo >> 5
-        phases = np.array([self._cluster_phase.get(int(w), -1) for w in warps])
+        arrived = {w: self._cluster_phase.pop(w, None) for w in np.unique(warps).tolist()}
+        if None in arrived.values():
+            raise BarrierError("barrier.cluster.wait of threads that have not arrived")
+        phases = np.array([arrived[w] for w in warps.tolist()])
         return [(int(p), lanes[phases == p]) for p in np.unique(phases)]
 
     # Async queues

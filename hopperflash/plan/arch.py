@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hopperflash.errors import InvalidArgument
 
@@ -20,8 +21,8 @@ HOPPER_FEATURES = NEWER_FEATURES | {"tma", "wgmma", "setmaxnreg"}
 class ArchSpec:
     """A compile target and its limits; shared memory in bytes, per block as a kernel may opt in to.
 
-    `name` is what the compiler is told. `sms` is that of the device where there is one, else that
-    of a common part. The "cpu" target has no limits, no features and no SMs.
+    `name` is what the compiler is told. `sms` and `l2_bytes` are those of the device where there is
+    one, else of a common part. The "cpu" target has no limits, no features and no SMs.
     """
 
     name: str
@@ -32,31 +33,42 @@ class ArchSpec:
     registers_per_sm: int = 65536
     max_registers_per_thread: int = 255
     sms: int = 0
+    l2_bytes: int = 0
+
+
+class Part(NamedTuple):
+    """What differs between GPUs of a target."""
+
+    sms: int
+    l2_mib: int
 
 
 def _gpu(
-    name: str, capability: tuple[int, int], smem_kib: int, features: frozenset[str], sms: int
+    name: str, capability: tuple[int, int], smem_kib: int, features: frozenset[str], part: Part
 ) -> ArchSpec:
     """A GPU with `smem_kib` per SM, of which the driver keeps 1 KiB per resident block."""
-    return ArchSpec(name, capability, (smem_kib - 1) * KIB, smem_kib * KIB, features, sms=sms)
+    smem = ((smem_kib - 1) * KIB, smem_kib * KIB)
+    return ArchSpec(
+        name, capability, *smem, features, sms=part.sms, l2_bytes=part.l2_mib * KIB * KIB
+    )
 
 
 CPU = ArchSpec("cpu", (0, 0), 0, 0, frozenset())
 
 # Shared memory per SM: CUDA C++ Programming Guide, "Technical Specifications per Compute
-# Capability". Blackwell has no wgmma and runs the Ampere kernels. SMs: of A100, A10, Orin, L40S,
-# H100 SXM and H200, B200, B300, RTX 5090, GB10.
+# Capability". Blackwell has no wgmma and runs the Ampere kernels. Parts, by their data sheets:
+# A100, A10, Orin, L40S, H100 SXM and H200, B200, B300, RTX 5090, GB10.
 ARCHS = (
     CPU,
-    _gpu("sm_80", (8, 0), 164, AMPERE_FEATURES, 108),
-    _gpu("sm_86", (8, 6), 100, AMPERE_FEATURES, 72),
-    _gpu("sm_87", (8, 7), 164, AMPERE_FEATURES, 16),
-    _gpu("sm_89", (8, 9), 100, AMPERE_FEATURES, 142),
-    _gpu("sm_90a", (9, 0), 228, HOPPER_FEATURES, 132),
-    _gpu("sm_100a", (10, 0), 228, NEWER_FEATURES, 148),
-    _gpu("sm_103a", (10, 3), 228, NEWER_FEATURES, 148),
-    _gpu("sm_120a", (12, 0), 100, NEWER_FEATURES, 170),
-    _gpu("sm_121a", (12, 1), 100, NEWER_FEATURES, 48),
+    _gpu("sm_80", (8, 0), 164, AMPERE_FEATURES, Part(108, 40)),
+    _gpu("sm_86", (8, 6), 100, AMPERE_FEATURES, Part(72, 6)),
+    _gpu("sm_87", (8, 7), 164, AMPERE_FEATURES, Part(16, 4)),
+    _gpu("sm_89", (8, 9), 100, AMPERE_FEATURES, Part(142, 96)),
+    _gpu("sm_90a", (9, 0), 228, HOPPER_FEATURES, Part(132, 50)),
+    _gpu("sm_100a", (10, 0), 228, NEWER_FEATURES, Part(148, 126)),
+    _gpu("sm_103a", (10, 3), 228, NEWER_FEATURES, Part(148, 126)),
+    _gpu("sm_120a", (12, 0), 100, NEWER_FEATURES, Part(170, 96)),
+    _gpu("sm_121a", (12, 1), 100, NEWER_FEATURES, Part(48, 24)),
 )
 
 

@@ -30,6 +30,7 @@ class Scheduler(Enum):
 
     SINGLE = "single-tile"
     PERSISTENT = "persistent"  # no more CTAs than may run at once: each strides over the tiles
+    DYNAMIC = "dynamic"  # no more CTAs likewise: each takes the next tile when it is done with one
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class ForwardConfig:
     """A warp-specialised forward kernel: one producer warpgroup loads, the others compute.
 
     `tile_m` query rows per CTA, `tile_n` keys per step; head dims are padded to what the tile
-    holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role.
-    `group` query heads that share a key head may be folded into the rows: row r of a tile is then
-    head r % group of query r // group, and rows past the last whole query are idle.
+    holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role. With
+    `ping_pong` the consumer warpgroups issue their GEMMs in turns. `group` query heads that share a
+    key head may be folded into the rows: row r of a tile is then head r % group of query r //
+    group, and rows past the last whole query are idle. `cluster_m` CTAs with neighbouring tiles of
+    a head load each block of K and V once for all of them.
     """
 
     tile_m: int
@@ -51,7 +54,9 @@ class ForwardConfig:
     registers_consumer: int
     p_operand: POperand
     stages_kv: int = 2
+    ping_pong: bool = False
     group: int = 1
+    cluster_m: int = 1
     scheduler: Scheduler = Scheduler.SINGLE
 
     @property
@@ -63,7 +68,8 @@ class ForwardConfig:
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
         group = (f"group{self.group}",) if self.group > 1 else ()
-        return (*group, *_scheduler_name(self.scheduler))
+        cluster = (f"cluster{self.cluster_m}",) if self.cluster_m > 1 else ()
+        return (*group, *cluster, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:

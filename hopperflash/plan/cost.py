@@ -154,7 +154,8 @@ def moved_bytes(config: MainConfig, itemsize: int) -> Moved:
     c = config
     if isinstance(c, (ForwardConfig, ForwardConfigSm80)):
         fills = c.tile_n * (c.head_dim + c.head_dim_v) * itemsize
-        return Moved(fills, 0, fills)
+        sharers = c.cluster_m if isinstance(c, ForwardConfig) else 1
+        return Moved(fills, 0, fills // sharers)
     fills = c.tile_m * (c.head_dim + c.head_dim_v) * itemsize
     dQ = c.tile_m * c.head_dim * _FP32 if c.needs("dq") else 0
     # Ampere's threads add dQ from their registers.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.budget import RegisterBudget, SharedMemoryBudget
+from hopperflash.plan.clusters import cluster_reason
 from hopperflash.plan.config import (
     BackwardConfig,
     BackwardConfigSm80,
@@ -49,11 +51,13 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
         yield "model", list(_model(config, plan.problem.dtype.itemsize))
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         heads = "key heads" if config.group > 1 else "heads"
-        yield "scheduler", list(describe(call, plan.problem, plan.arch))
+        yield "scheduler", list(describe(call, plan))
+        if isinstance(config, ForwardConfig):
+            yield "cluster", [cluster_reason(config, plan.problem)]
         yield "grid", [_grid(call, plan, "query tiles", heads)]
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
-    yield "scheduler", list(describe(call, plan.problem, plan.arch))
+    yield "scheduler", list(describe(call, plan))
     yield "grid", [_grid(call, plan, "key tiles", "key heads")]
     yield "Q blocks", list(_blocks(config, plan.problem))
     if config.needs("dq"):
@@ -153,8 +157,9 @@ def _model(config: ForwardConfig | BackwardConfig, itemsize: int) -> Iterator[st
 
 
 def _grid(call: KernelCall, plan: LaunchPlan, tiles: str, heads: str) -> str:
-    x, y, z = call.tiles or call.grid
-    ctas = "CTAs" if call.tiles is None else f"tiles for {call.grid[0]} CTAs"
+    x, y, z = call.all_tiles
+    count = math.prod(call.grid)
+    ctas = "CTAs" if count == x * y * z else f"tiles for {count} CTAs"
     if not plan.problem.is_packed:
         return f"{x} {tiles} x {y} {heads} x {z} batch = {x * y * z} {ctas}"
     count = plan.problem.heads_k if heads == "key heads" else plan.problem.heads_q

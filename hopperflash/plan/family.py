@@ -6,6 +6,7 @@ from another only in what `KernelFamily` holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -18,11 +19,26 @@ from hopperflash.plan.config import (
     ForwardConfigSm80,
     PostprocessConfig,
     PreprocessConfig,
+    Scheduler,
     TileTableConfig,
 )
-from hopperflash.plan.launch_plan import Buffer, Copy, KernelCall, KernelRef, KernelSpec, Steps
+from hopperflash.plan.launch_plan import (
+    NOTHING,
+    Buffer,
+    Copy,
+    KernelCall,
+    KernelRef,
+    KernelSpec,
+    Steps,
+)
 from hopperflash.plan.limits import limit_reasons
-from hopperflash.plan.scheduling import margin_reasons, max_ctas, placed, scheduled
+from hopperflash.plan.scheduling import (
+    head_swizzle,
+    margin_reasons,
+    max_ctas,
+    placed,
+    scheduled,
+)
 from hopperflash.plan.support import Support
 from hopperflash.plan.tile_tables import TileTables
 from hopperflash.problem import (
@@ -38,8 +54,11 @@ from hopperflash.problem.lengths import LENGTHS
 from hopperflash.problem.results import expected_facts
 
 STATISTICS = ("lse", "dlse")
-SCALARS = ("softmax_scale", "softcap", "window_left", "window_right", "max_ctas")
+SCALARS = (
+    "softmax_scale", "softcap", "window_left", "window_right", "max_ctas", "head_swizzle",
+)  # fmt: skip
 FORWARD_OPERANDS = ("q", "k", "v", "out", "lse")
+TAKEN = "tiles_taken"
 
 PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "BackwardPreprocess")
 PREPROCESS_OPERANDS = ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
@@ -70,6 +89,8 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
     forward_config: Callable[[AttnProblem, ArchSpec], tuple[ForwardT, str]]
     backward_config: Callable[[AttnProblem, ArchSpec], tuple[BackwardT, str]]
     check: Callable[[ForwardT | BackwardT, ArchSpec, DType], Support]
+    takes_tiles: bool = False
+    """Whether the forward has a dynamic scheduler."""
 
     def supports(self, problem: AttnProblem, arch: ArchSpec, direction: Direction) -> Support:
         """Whether the kernels compute `problem` on `arch`."""
@@ -113,22 +134,25 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         """One launch over the tiles of queries, query heads and batch entries."""
         p: AttnProblem = problem
         tile, source = self.forward_config(p, arch)
-        config: ForwardT = scheduled(tile, p)
-        listed = TileTableConfig(tile_m=config.queries, descending_q=p.is_causal)
+        listed = TileTableConfig(tile_m=tile.queries, descending_q=p.is_causal)
         tables: TileTables = TileTables.of(p, listed)
-        spec = KernelSpec(self.forward, config, p.signature, arch.name)
-        blocks, heads = _ceil_div(p.seqlen_q, config.queries), p.heads_q // config.group
+        blocks, heads = _ceil_div(p.seqlen_q, tile.queries), p.heads_q // tile.group
         grid = tables.grid("q", heads, blocks)
-        operands = (*FORWARD_OPERANDS, tables.operand("q"), *SCALARS)
+        config: ForwardT = scheduled(tile, p, arch, math.prod(grid))
+        swizzle = head_swizzle(config, p, arch)
+        spec = KernelSpec(self.forward, config, p.signature, arch.name)
+        dynamic = config.scheduler is Scheduler.DYNAMIC
+        taken: tuple[str, ...] = (TAKEN if dynamic else NOTHING,) if self.takes_tiles else ()
+        operands = (*FORWARD_OPERANDS, tables.operand("q"), *taken, *SCALARS)
         results = _results(p, ("out", "lse"))
         copies, copies_back = self._copies(p, results)
-        main = placed(KernelCall(spec, operands, grid), p, arch)
+        main = placed(KernelCall(spec, operands, grid), p, arch, swizzle)
         return Steps(
             calls=_in_a_row(tables.before(arch, [main]), arch),
             copies=copies,
             copies_back=copies_back,
-            scalars=_scalars(p, max_ctas(config, p, arch)),
-            workspaces=tables.buffers(),
+            scalars=_scalars(p, max_ctas(config, p, arch), swizzle),
+            workspaces=tables.buffers(*[Buffer(TAKEN, (1,), "int32", zeroed=True)] * dynamic),
             results=results,
             reasons=(f"tile {config.tile_m}x{config.tile_n}: {source}",),
         )
@@ -138,8 +162,9 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         p: AttnProblem = problem
         tile, source = self.backward_config(p, arch)
         # Only dQ is added up by several CTAs, so only dQ needs an order.
+        blocks = _ceil_div(p.seqlen_k, tile.tile_n)
         config: BackwardT = replace(
-            scheduled(tile, p),
+            scheduled(tile, p, arch, blocks * p.heads_k * p.batch),
             deterministic=p.deterministic and "dq" in p.gradients,
             gradients=p.gradients,
         )
@@ -147,6 +172,7 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         late_first = config.deterministic and p.is_causal
         listed = TileTableConfig(config.tile_m, config.tile_n, descending_k=late_first)
         tables: TileTables = TileTables.of(p, listed)
+        swizzle = head_swizzle(config, p, arch)
         query_blocks = _ceil_div(p.seqlen_q, config.tile_m)
         if p.sequences is not None:
             query_blocks = p.seqlen_q // config.tile_m + p.sequences
@@ -158,12 +184,14 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
         asked: tuple[str, ...] = (f"only {', '.join(p.gradients)} asked for",) if narrowed else ()
         results = _results(p, p.gradients)
         copies, copies_back = self._copies(p, results)
-        calls = tables.before(arch, _backward_calls(p, self.backward, config, arch, tables))
+        calls = tables.before(
+            arch, _backward_calls(p, self.backward, config, arch, tables, swizzle)
+        )
         return Steps(
             calls=_in_a_row(calls, arch),
             copies=copies,
             copies_back=copies_back,
-            scalars=_scalars(p, max_ctas(config, p, arch)),
+            scalars=_scalars(p, max_ctas(config, p, arch), swizzle),
             workspaces=tables.buffers(
                 Buffer("lse_log2", statistic, "float32"),
                 Buffer("delta", statistic, "float32"),
@@ -232,6 +260,7 @@ def _backward_calls(
     config: BackwardConfig | BackwardConfigSm80,
     arch: ArchSpec,
     tables: TileTables,
+    swizzle: int,
 ) -> Iterator[KernelCall]:
     """Before, main and after; nothing comes after where dQ is not asked for.
 
@@ -252,7 +281,7 @@ def _backward_calls(
         (*BACKWARD_INPUTS, *gradients, tables.operand("k"), *SCALARS),
         tables.grid("k", p.heads_k, _ceil_div(p.seqlen_k, config.tile_n)),
     )
-    yield placed(call, p, arch)
+    yield placed(call, p, arch, swizzle)
     if config.needs("dq"):
         after = PostprocessConfig()
         yield KernelCall(
@@ -262,7 +291,7 @@ def _backward_calls(
         )
 
 
-def _scalars(problem: AttnProblem, most: int) -> tuple[tuple[str, float | int], ...]:
+def _scalars(problem: AttnProblem, most: int, swizzle: int) -> tuple[tuple[str, float | int], ...]:
     """The numbers that kernels take."""
     p = problem
     left, right = (
@@ -275,6 +304,7 @@ def _scalars(problem: AttnProblem, most: int) -> tuple[tuple[str, float | int], 
         ("window_left", left),
         ("window_right", right),
         ("max_ctas", most),
+        ("head_swizzle", swizzle),
         ("total_q", p.seqlen_q),
         ("total_k", p.seqlen_k),
     )

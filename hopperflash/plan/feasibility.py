@@ -13,7 +13,13 @@ from hopperflash.plan.budget import (
     registers,
     shared_memory,
 )
-from hopperflash.plan.config import WARPGROUP_THREADS, WGMMA_ROWS, BackwardConfig, ForwardConfig
+from hopperflash.plan.config import (
+    WARPGROUP_THREADS,
+    WGMMA_ROWS,
+    BackwardConfig,
+    ForwardConfig,
+    Scheduler,
+)
 from hopperflash.plan.support import Support
 from hopperflash.problem import DType
 
@@ -23,6 +29,7 @@ WGMMA_K = 16
 WGMMA_N_STEP = 8
 WGMMA_N_MAX = 256
 TMA_BOX_MAX = 256
+SWIZZLE_ROWS = 8  # after which the pattern of a swizzle repeats
 SETMAXNREG_MIN = 24
 
 
@@ -47,6 +54,13 @@ def _forward_shape_reasons(config: ForwardConfig) -> list[str]:
     reasons += _size_reasons("tile_n", config.tile_n, 1, WGMMA_K)
     reasons += _size_reasons("head_dim", config.head_dim, 1, WGMMA_K)
     reasons += _size_reasons("head_dim_v", config.head_dim_v, 1, WGMMA_K)
+    if config.tile_n % (SWIZZLE_ROWS * config.cluster_m):
+        reasons.append(
+            f"tile_n {config.tile_n} does not divide by {config.cluster_m} CTAs that load multiples"
+            f" of {SWIZZLE_ROWS} rows"
+        )
+    if config.cluster_m > 1 and config.scheduler is Scheduler.DYNAMIC:
+        reasons.append(f"dynamic CTAs take tiles one by one, not {config.cluster_m} at a time")
     return reasons + _box_reasons("tile_m", config.tile_m)
 
 

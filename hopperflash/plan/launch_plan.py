@@ -41,13 +41,18 @@ class KernelCall:
     """One launch: arguments by name, in the kernel's order, and the grid in CTAs.
 
     `NOTHING` stands for an argument that this variant of the kernel does not take. `tiles` is what
-    the CTAs of a persistent kernel share, where others have a CTA each.
+    the CTAs compute, in blocks, heads and batch entries, where the grid does not say it.
     """
 
     spec: KernelSpec
     operands: tuple[str, ...]
     grid: tuple[int, int, int]
     tiles: tuple[int, int, int] | None = None
+
+    @property
+    def all_tiles(self) -> tuple[int, int, int]:
+        """Blocks, heads and batch entries."""
+        return self.tiles or self.grid
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hopperflash.plan.arch import ArchSpec
+from hopperflash.plan.clusters import sharing
 from hopperflash.plan.config import BackwardConfig, ForwardConfig
 from hopperflash.plan.family import KernelFamily
 from hopperflash.plan.feasibility import check
@@ -21,7 +24,8 @@ def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig
     capped = problem.softcap > 0.0
     tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
     config = forward_config(tile, problem.head_dim, problem.head_dim_v)
-    return fold_heads(config, tile.source, problem.group)
+    config, source = fold_heads(config, tile.source, problem.group)
+    return replace(config, cluster_m=sharing(config, problem).ctas), source
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:
@@ -38,4 +42,5 @@ SM90 = KernelFamily(
     forward_config=_forward_config,
     backward_config=_backward_config,
     check=check,
+    takes_tiles=True,
 )

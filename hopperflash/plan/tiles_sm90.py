@@ -62,11 +62,12 @@ FORWARD_TILES = (
     ForwardTile(64, 64, WINDOW, 128, 128, REGS, "both edges and a cap would spill at 192 queries"),
     ForwardTile(96, 96, FULL, 192, 144, SMEM, "FA3 and FA4 full; as below, O rescaled less often"),
     ForwardTile(96, 96, BANDED, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises"),
-    ForwardTile(128, 128, FULL, 128, 176, REGS, "FA3 full; the wider tile rescales O less often"),
-    ForwardTile(128, 128, BANDED, 128, 128, REGS, "FA3 and FA4; least waste on the diagonal"),
+    ForwardTile(128, 128, ANY, 128, 128, REGS, "FA4; least waste on the diagonal and at the end"),
     ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrower V leaves room for more keys"),
-    ForwardTile(192, 192, ANY, 128, 112, REGS, "FA3 and FA4; the shared-memory limit"),
-    ForwardTile(256, 256, ANY, 128, 80, REGS, "FA3 and FA4; the shared-memory limit"),
+    ForwardTile(192, 192, FULL + CAUSAL, 128, 112, REGS, "FA3 and FA4; the shared-memory limit"),
+    ForwardTile(192, 192, WINDOW, 128, 96, REGS, "FA3 and FA4; less waste at the edges"),
+    ForwardTile(256, 256, FULL + CAUSAL, 128, 80, REGS, "FA3 and FA4; the shared-memory limit"),
+    ForwardTile(256, 256, WINDOW, 128, 64, REGS, "FA3 and FA4; less waste at the edges"),
 )
 
 BACKWARD_TILES = (
@@ -81,6 +82,8 @@ BACKWARD_TILES = (
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.
 REGISTER_SPLIT = {2: (24, 240), 3: (32, 160)}
 BACKWARD_CONSUMERS = 2
+# Up to which head dim warpgroups take turns: FA3's. Beyond, a softmax is short beside its GEMMs.
+PING_PONG_HEAD_DIM = 128
 
 
 def forward_tile(
@@ -112,6 +115,7 @@ def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> Forward
         registers_producer=registers_producer,
         registers_consumer=registers_consumer,
         p_operand=tile.p_operand,
+        ping_pong=padded_head_dim(head_dim) <= PING_PONG_HEAD_DIM,
     )
 
 

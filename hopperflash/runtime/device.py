@@ -30,9 +30,10 @@ def target_arch(
 
 def _arch_of_gpu(device: torch.device) -> ArchSpec:
     properties = torch.cuda.get_device_properties(device)
-    return _with_sms((properties.major, properties.minor), properties.multi_processor_count)
+    capability = (properties.major, properties.minor)
+    return _of_part(capability, properties.multi_processor_count, properties.L2_cache_size)
 
 
 @lru_cache
-def _with_sms(capability: tuple[int, int], sms: int) -> ArchSpec:
-    return replace(arch_of_capability(capability), sms=sms)
+def _of_part(capability: tuple[int, int], sms: int, l2_bytes: int) -> ArchSpec:
+    return replace(arch_of_capability(capability), sms=sms, l2_bytes=l2_bytes)

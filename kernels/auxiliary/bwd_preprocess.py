@@ -95,6 +95,7 @@ class BackwardPreprocess:
             heads=heads_q,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=Int32(0)),
+            head_swizzle=Int32(1),
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         tensors = Tensors(mO, mdO, mLSE, mdLSE, mLSE_log2, mDelta, mdQ)
@@ -109,7 +110,8 @@ class BackwardPreprocess:
     def kernel(self, tensors: Tensors, tiles: Tiles):
         wait_for_previous(self.dependent)
         config = self.config
-        tile = first_tile(Walk(Scheduler.SINGLE, descending=False, tiles=tiles))
+        walk = Walk(Scheduler.SINGLE, descending=False, swizzled=False, cluster=1, tiles=tiles)
+        tile = first_tile(walk)
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
             rows = config.threads // _LANES_PER_ROW

@@ -54,6 +54,7 @@ class AttentionKernel(Generic[ConfigT]):
         """The mask, whose kind is part of the compiled code, of tiles of `group` heads."""
         return Band(self.signature.mask_kind, window_left, window_right, group)
 
-    def walk(self, tiles: Tiles, descending: bool) -> Walk:
+    def walk(self, tiles: Tiles, descending: bool, swizzled: bool) -> Walk:
         """The way of this CTA through the tiles."""
-        return Walk(self.config.scheduler, descending, tiles)
+        cluster = getattr(self.config, "cluster_m", 1)
+        return Walk(self.config.scheduler, descending, swizzled, cluster, tiles)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
+from cutlass import Constexpr, Int32, Uint32
 
 from .band import Band, Seqlens, visible_keys, visible_queries
 
@@ -29,6 +29,17 @@ class BlockRange(NamedTuple):
 
 
 @cute.jit
+def whole_blocks(count: Int32, tile: Constexpr[int]):
+    """Blocks of `tile` in a count that is not negative.
+
+    Divided without a sign: what a sign takes seems divergent to the compiler where `tile` is no
+    power of two, and what loops up to there carry is then kept out of uniform registers, wgmma's
+    descriptors too.
+    """
+    return Int32(Uint32(count) // tile)
+
+
+@cute.jit
 def key_block_range(
     m_block: Int32,
     seqlens: Seqlens,
@@ -41,14 +52,14 @@ def key_block_range(
     first = visible_keys(band, first_row, seqlens)
     last = visible_keys(band, min(first_row + tile_m, seqlens.q) - 1, seqlens)
     begin, unmasked_begin = Int32(0), Int32(0)
-    unmasked_end = max(first.end, 0) // tile_n
-    end = (max(last.end, 0) + tile_n - 1) // tile_n
+    unmasked_end = whole_blocks(max(first.end, 0), tile_n)
+    end = whole_blocks(max(last.end, 0) + tile_n - 1, tile_n)
     # The first row may lie past the last query, where no row of the tile is one.
     if first_row >= seqlens.q:
         unmasked_end, end = Int32(0), Int32(0)
     if cutlass.const_expr(band.window):
-        begin = min(first.begin // tile_n, end)
-        unmasked_begin = (last.begin + tile_n - 1) // tile_n
+        begin = min(whole_blocks(first.begin, tile_n), end)
+        unmasked_begin = whole_blocks(last.begin + tile_n - 1, tile_n)
         if unmasked_begin >= unmasked_end:
             unmasked_begin, unmasked_end = begin, begin
     return BlockRange(begin, unmasked_begin, unmasked_end, end)

@@ -51,11 +51,12 @@ def row_statistic(shape: tuple[Any, ...]) -> Any:
 
 
 def scalars() -> tuple[Any, ...]:
-    """(softmax_scale, softcap, window_left, window_right, max_ctas, stream) of an attention
-    kernel."""
+    """(softmax_scale, softcap, window_left, window_right, max_ctas, head_swizzle, stream) of an
+    attention kernel."""
     return (
         cutlass.Float32(1.0),
         cutlass.Float32(1.0),
+        cutlass.Int32(1),
         cutlass.Int32(1),
         cutlass.Int32(1),
         cutlass.Int32(1),

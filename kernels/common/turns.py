@@ -49,6 +49,12 @@ def in_descending_order(band_kind: MaskKind, in_order: bool) -> bool:
     return in_order and band_kind is MaskKind.CAUSAL
 
 
+def heads_take_turns(band_kind: MaskKind, in_order: bool) -> bool:
+    """Whether tiles of several heads are numbered together: where those of a head differ in what
+    they cost, and nobody waits for a neighbour."""
+    return band_kind is MaskKind.CAUSAL and not in_order
+
+
 @cute.jit
 def wait_for_turn(counter: cute.Pointer, turn: Int32):
     """Spin until `counter` is `turn`; what the earlier CTAs added is then visible."""

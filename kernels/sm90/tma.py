@@ -86,11 +86,17 @@ def _sequence(batch: Int32, rows: Rows, packed: bool) -> tuple[Any, ...]:
     return (_RAGGED_ROWS, rows.first + rows.count) if packed else (batch,)
 
 
-def load_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, ...]) -> TmaTensor:
-    """Global to shared: what lies outside the tensor arrives as zeros."""
-    return TmaTensor(
-        *cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), mX, layout, tile)
-    )
+def load_atom(
+    mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, ...], multicast: bool = False
+) -> TmaTensor:
+    """Global to shared: what lies outside the tensor arrives as zeros.
+
+    With `multicast` a copy fills the same place in each CTA that its mask names.
+    """
+    op = cpasync.CopyBulkTensorTileG2SOp()
+    if multicast:
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp()
+    return TmaTensor(*cpasync.make_tiled_tma_atom(op, mX, layout, tile))
 
 
 def store_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, ...]) -> TmaTensor:

@@ -18,6 +18,7 @@ CASES = {
     "whole tiles": ((1, 384, 384, 2, 2, 64), {}),
     "causal, partial tiles": ((1, 300, 300, 2, 2, 64), {"causal": True}),
     "more keys, shared": ((2, 130, 300, 4, 2, 64), {"causal": True}),
+    "pairs of CTAs": ((1, 500, 300, 2, 2, 128), {}),
     "window": ((1, 500, 500, 1, 1, 64), {"window_size": (100, 20)}),
     "rows without keys": ((1, 300, 100, 1, 1, 40), {"causal": True}),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from hopperflash.plan import KernelSpec
 from hopperflash.plan.config import MainConfig, Scheduler
-from hopperflash.plan.scheduling import persistent
+from hopperflash.plan.scheduling import walking as several_tiles
 from hopperflash.problem import DType, MaskKind, Signature
 
 NAMES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
@@ -34,10 +34,10 @@ DOCUMENTS = Variant(MaskKind.CAUSAL, packed=True)
 VARIANTS = (EVERYTHING, DOCUMENTS, Variant(MaskKind.WINDOW, packed=True), Variant(MaskKind.FULL))
 
 
-def walking(spec: KernelSpec) -> KernelSpec:
+def walking(spec: KernelSpec, scheduler: Scheduler = Scheduler.PERSISTENT) -> KernelSpec:
     """The same with CTAs that walk over several tiles."""
     assert isinstance(spec.config, MainConfig)
-    return replace(spec, config=persistent(spec.config))
+    return replace(spec, config=several_tiles(spec.config, scheduler))
 
 
 def params(sampled: Iterable[KernelSpec], covering: Iterable[KernelSpec]) -> list[Any]:
@@ -62,8 +62,9 @@ def _id(spec: KernelSpec) -> str:
         "softcap" if signature.softcap else "",
         "packed" if signature.packed else "",
         "deterministic" if getattr(config, "deterministic", False) else "",
-        "persistent" if config.scheduler is Scheduler.PERSISTENT else "",
+        "" if config.scheduler is Scheduler.SINGLE else config.scheduler.value,
         "folded" if getattr(config, "group", 1) > 1 else "",
+        "paired" if getattr(config, "cluster_m", 1) > 1 else "",
         *(gradients if len(gradients) < 3 else ()),
     )
     return "-".join(filter(None, parts))

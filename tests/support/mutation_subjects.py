@@ -30,6 +30,26 @@ def _forward(head_dim: int) -> Subject:
     return Subject(name, "ForwardSm90", partial(check, 576), partial(check, 3392))
 
 
+def _clustered() -> Subject:
+    """Two causal row blocks whose CTAs load keys for each other, 9 blocks or 29, the last of which
+    only one of them sees: what hands memory on between CTAs."""
+    names = {
+        "mbarrier-wait", "mbarrier-arrive", "expect-tx-half", "expect-tx-more",
+        "mbarrier-init-count", "mbarrier-init-fewer", "mbarrier-init-fence",
+        "cluster-arrive", "cluster-wait",
+    }  # fmt: skip
+
+    def check(seqlen_k: int) -> None:
+        shape = {"seqlen_q": 256, "head_dim": 128, "head_dim_v": 128}
+        case = Case("mutant", seqlen_k=seqlen_k, causal=True, **shape)
+        check_forward(case, hopperflash.flash_attn_func)
+
+    return Subject(
+        "clustered-forward-d128", "ForwardSm90", partial(check, 1100), partial(check, 3660),
+        faults=tuple(fault for fault in FAULTS if fault.name in names),
+    )  # fmt: skip
+
+
 def _backward(head_dim: int) -> Subject:
     """Three key tiles that take turns at dQ, the first with masked and other queries of five tiles;
     or, for ten heads, two key tiles, one with masked queries alone and one without.
@@ -106,7 +126,7 @@ def _persistent() -> tuple[Subject, ...]:
     many_tiles = replace(backward, seqlen_q=128, seqlen_k=256, heads_q=10, heads_k=10)
     return (
         Subject(
-            "persistent-forward-d64", "ForwardSm90", partial(check_forward, forward, _ALONE),
+            "dynamic-forward-d64", "ForwardSm90", partial(check_forward, forward, _ALONE),
             partial(check_forward, many_keys, _ALONE),
             faults=faults,
         ),
@@ -143,7 +163,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
-    *_dependents(), *_persistent(),
+    *_dependents(), *_persistent(), _clustered(),
 )  # fmt: skip
 
 
@@ -260,9 +280,15 @@ _BACKWARD_SM80 = (
 )  # fmt: skip
 _SAME_HANDED_ON = {("mbarrier-wait", 2), ("bulk-wait", 1), ("bulk-wait-for-older", 1)}
 _PERSISTENT_BACKWARD = tuple(entry for entry in _BACKWARD if entry[:2] in _SAME_HANDED_ON)
+_CLUSTERED = (
+    ("mbarrier-wait", 0, _FRESH_QUERY_BUFFER),
+    ("mbarrier-arrive", 7, "The release of the last V block, which nobody waits for."),
+    ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
+    ("mbarrier-init-fewer", 1, _FRESH_QUERY_BUFFER),
+)
 _TABLE = (
     ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
-    ("persistent-backward-d64", _PERSISTENT_BACKWARD),
+    ("persistent-backward-d64", _PERSISTENT_BACKWARD), ("clustered-forward-d128", _CLUSTERED),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)

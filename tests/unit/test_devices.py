@@ -12,7 +12,9 @@ from hopperflash import InvalidArgument, UnsupportedProblem
 
 CAPABILITIES = ((9, 0), (8, 6), (12, 0), (8, 0), (7, 5), (15, 0))
 PROPERTIES = [
-    SimpleNamespace(major=major, minor=minor, multi_processor_count=40 + major)
+    SimpleNamespace(
+        major=major, minor=minor, multi_processor_count=40 + major, L2_cache_size=1 << 24
+    )
     for major, minor in CAPABILITIES
 ]
 HOPPER, SMALL_AMPERE, BLACKWELL, AMPERE, TURING, UNKNOWN = range(len(CAPABILITIES))

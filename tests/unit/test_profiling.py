@@ -9,9 +9,10 @@ import pytest
 
 from hopperflash.analysis import KernelResources
 from hopperflash.analysis.sass import parse_listing
+from hopperflash.plan.config import Scheduler
 from hopperflash.plan.tiles_sm90 import forward_config, forward_tile
 from hopperflash.problem import MaskKind
-from profiling import compare_report, peer_tiles
+from profiling import compare_report, peer_tiles, schedules
 from profiling.compare_sass import SEQLEN, Case, Pair, cases, side
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,26 @@ def test_the_model_meets_published_speeds():
     assert len(errors) == 8
     assert peer_tiles.root_mean_square(errors) < 0.08
     assert max(map(abs, errors)) < 0.15
+
+
+def test_the_documented_schedules_are_current():
+    page = (ROOT / "docs" / "scheduling.md").read_text()
+    assert "\n".join(schedules.table()) in page
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("seqlen", schedules.SEQLENS)
+def test_the_chosen_scheduler_never_loses_to_single_tiles(seqlen, causal):
+    shares, chosen = schedules.busy(seqlen, causal)
+    by_name = dict(zip((scheduler for _, scheduler, _ in schedules.ORDERS), shares, strict=True))
+    assert by_name[chosen] >= max(shares[:2])
+
+
+def test_a_makespan_by_hand():
+    alone, behind = schedules.ALONE_CLOCKS, schedules.BEHIND_ANOTHER_CLOCKS
+    tiles = [2.0] * schedules.SMS + [1.0]
+    assert schedules.makespan(tiles, Scheduler.SINGLE) == 3.0 + 2 * alone
+    assert schedules.makespan(tiles, Scheduler.PERSISTENT) == 3.0 + alone + behind
 
 
 def test_the_fitted_clock_is_the_best():

@@ -67,7 +67,8 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
-        max_ctas: Int32,  # of a persistent kernel
+        max_ctas: Int32,  # of a kernel whose CTAs compute several tiles
+        head_swizzle: Int32,  # heads whose tiles take turns
         stream: CUstream,
     ):
         config = self.config
@@ -78,6 +79,7 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
             heads=heads_k,
             batch=batch,
             seqlens=Seqlens(q=mQ.shape[1], k=seqlen_k),
+            head_swizzle=head_swizzle,
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
@@ -104,7 +106,8 @@ class BackwardSm80(AttentionKernel[BackwardConfigSm80]):
     ):
         wait_for_previous(self.dependent)
         descending = turns.in_descending_order(self.signature.mask_kind, self.config.deterministic)
-        walk = self.walk(tiles, descending=descending)
+        swizzled = turns.heads_take_turns(self.signature.mask_kind, self.config.deterministic)
+        walk = self.walk(tiles, descending=descending, swizzled=swizzled)
         context = TileContext(
             tensors=tensors,
             walk=walk,

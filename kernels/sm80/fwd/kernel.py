@@ -76,7 +76,8 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
-        max_ctas: Int32,  # of a persistent kernel
+        max_ctas: Int32,  # of a kernel whose CTAs compute several tiles
+        head_swizzle: Int32,  # heads whose tiles take turns
         stream: CUstream,
     ):
         config = self.config
@@ -88,6 +89,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
             heads=heads_q // config.group,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+            head_swizzle=head_swizzle,
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
@@ -116,7 +118,8 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
     ):
         wait_for_previous(self.dependent)
         # Causal tiles near the end see the most keys: start them first.
-        walk = self.walk(tiles, descending=self.signature.mask_kind is MaskKind.CAUSAL)
+        causal = self.signature.mask_kind is MaskKind.CAUSAL
+        walk = self.walk(tiles, descending=causal, swizzled=causal)
         context = TileContext(
             tensors=tensors,
             walk=walk,

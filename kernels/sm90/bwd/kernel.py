@@ -112,7 +112,8 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
-        max_ctas: Int32,  # of a persistent kernel
+        max_ctas: Int32,  # of a kernel whose CTAs compute several tiles
+        head_swizzle: Int32,  # heads whose tiles take turns
         stream: CUstream,
     ):
         config, dtype, packed = self.config, self.dtype, self.packed
@@ -138,6 +139,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             heads=heads_k,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+            head_swizzle=head_swizzle,
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
@@ -195,7 +197,8 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         wait_for_previous(self.dependent)
         band = self.band(*window)
         descending = turns.in_descending_order(band.kind, self.config.deterministic)
-        walk = self.walk(tiles, descending=descending)
+        swizzled = turns.heads_take_turns(band.kind, self.config.deterministic)
+        walk = self.walk(tiles, descending=descending, swizzled=swizzled)
         if cutlass.const_expr(self.packed):
             # Nothing is set up where there is nothing to do.
             if first_tile(walk).block >= 0:

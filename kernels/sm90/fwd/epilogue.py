@@ -15,11 +15,7 @@ from ...common.layouts import mn_view
 from ...common.sequence import sequence_statistic
 from ...common.tiles import QueryTile
 from .. import copies, tma, wgmma
-from .storage import SmemTensors
-
-# Named barriers; 0 belongs to __syncthreads.
-_ALL_CONSUMERS = 1
-_FIRST_WARPGROUP = 2
+from .storage import Barrier, SmemTensors
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,8 @@ def store_output(ctx: EpilogueContext, tile: QueryTile, acc_O: cute.Tensor):
     else:
         warpgroup_idx = warp_idx // warps
         pipeline.NamedBarrier(
-            barrier_id=_FIRST_WARPGROUP + warpgroup_idx, num_threads=wgmma.THREADS_PER_WARPGROUP
+            barrier_id=int(Barrier.WARPGROUP) + warpgroup_idx,
+            num_threads=wgmma.THREADS_PER_WARPGROUP,
         ).arrive_and_wait()
         tOsO, tOgO = warpgroup_tile(ctx, tile, warpgroup_idx)
         if warp_idx % warps == 0:
@@ -88,7 +85,7 @@ def store_output(ctx: EpilogueContext, tile: QueryTile, acc_O: cute.Tensor):
 def consumers_barrier(config: ForwardConfig) -> pipeline.NamedBarrier:
     """Of all consumer warpgroups."""
     threads = config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP
-    return pipeline.NamedBarrier(barrier_id=_ALL_CONSUMERS, num_threads=threads)
+    return pipeline.NamedBarrier(barrier_id=int(Barrier.CONSUMERS), num_threads=threads)
 
 
 def warpgroup_tile(

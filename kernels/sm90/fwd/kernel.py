@@ -2,7 +2,8 @@
 
 Roles, in warpgroups of 128 threads, each of which walks over the CTA's tiles by itself:
     warpgroup 0        producer: its first warp streams Q, K and V by TMA (`load`); of a CTA with
-                       several tiles the second warp takes Q
+                       several tiles the second warp takes Q, and a thread of the third the next
+                       tile if nobody knows it beforehand
     warpgroups 1..n    consumers: 64 query rows each, both GEMMs and the softmax (`mma`), then the
                        output (`epilogue`)
 
@@ -38,21 +39,34 @@ from ...common.band import Band, Seqlens
 from ...common.dependent import wait_for_previous
 from ...common.softmax import Scales, make_scales
 from ...common.tiles import query_tile
-from ...common.work import AssignedTile, Tiles, Walk, first_tile, for_each_tile, grid
+from ...common.work import (
+    AssignedTile,
+    Tiles,
+    Walk,
+    first_tile,
+    for_each_tile,
+    grid,
+    take_tiles,
+    with_queue,
+)
 from .. import tma, wgmma
 from .epilogue import EpilogueContext, epilogue
 from .load import (
+    QUEUE_WARP,
     LoadContext,
     first_key_state,
     first_query_state,
+    key_share,
     load_keys,
     load_queries,
     query_warp,
+    value_share,
 )
-from .mma import MmaContext, States, first_states, mma
+from .mma import MmaContext, States, begin_turns, first_states, mma
 from .storage import (
     SmemLayouts,
     make_pipelines,
+    make_queue,
     rows_of_O_are_rows_of_Q,
     smem_layouts,
     smem_tensors,
@@ -86,6 +100,12 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
     kind = "fwd_sm90"
     fake_operands = staticmethod(operands.forward_operands)
 
+    def fake_arguments(self) -> tuple[Any, ...]:
+        """The common ones, with the counter of a dynamic kernel before the scalars."""
+        dynamic = self.config.scheduler is Scheduler.DYNAMIC
+        tensors = operands.forward_operands(self.signature)
+        return (*tensors, operands.integers(1) if dynamic else None, *operands.scalars())
+
     @cute.jit
     def __call__(  # noqa: PLR0913, PLR0917 - one tensor each is what a launch takes
         self,
@@ -95,11 +115,13 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         mO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mLSE: cute.Tensor,  # (batch, heads_q, seqlen_q)
         mTiles: Any,  # (tiles, fields) int32 of packed sequences, else None
+        mTaken: Any,  # (1,) int32, zeroed, of a dynamic kernel, else None
         softmax_scale: Float32,
         softcap: Float32,
         window_left: Int32,
         window_right: Int32,
-        max_ctas: Int32,  # of a persistent kernel
+        max_ctas: Int32,  # of a kernel whose CTAs compute several tiles
+        head_swizzle: Int32,  # heads whose tiles take turns
         stream: CUstream,
     ):
         config, dtype, packed = self.config, self.dtype, self.packed
@@ -121,12 +143,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         tma_Q, tma_O = self.query_atoms(mQ, mO, layouts)
         kernel_operands = KernelOperands(
             tma_Q=tma_Q,
-            tma_K=tma.load_atom(
-                tma.sequence_major(mK, packed), layouts.K, (config.tile_n, config.head_dim)
-            ),
-            tma_Vt=tma.load_atom(
-                tma.feature_major(mV, packed), layouts.Vt, (config.head_dim_v, config.tile_n)
-            ),
+            tma_K=self.key_atom(tma.sequence_major(mK, packed), layouts.K, key_share(config)),
+            tma_Vt=self.key_atom(tma.feature_major(mV, packed), layouts.Vt, value_share(config)),
             tma_O=tma_O,
             mLSE=mLSE,
         )
@@ -134,15 +152,18 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         seqlen_k, heads_k = mK.shape[1:3]
         tiles = Tiles(
             table=mTiles,
-            blocks=cute.ceil_div(seqlen_q, config.queries),
+            # Whole clusters: of one that the last tile does not fill, a CTA only loads.
+            blocks=cute.ceil_div(seqlen_q, config.queries * config.cluster_m) * config.cluster_m,
             heads=heads_q // config.group,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
+            head_swizzle=head_swizzle,
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(
             kernel_operands,
             tiles,
+            mTaken,
             tiles.heads // heads_k,
             make_scales(softmax_scale, softcap, self.capped),
             (window_left, window_right),
@@ -151,6 +172,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         ).launch(
             grid=grid(tiles, config.scheduler, max_ctas),
             block=(config.threads, 1, 1),
+            cluster=(config.cluster_m, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             use_pdl=self.dependent,
@@ -188,11 +210,19 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
             ),
         )
 
+    def key_atom(
+        self, mX: cute.Tensor, layout: cute.ComposedLayout, share: tuple[int, int]
+    ) -> tma.TmaTensor:
+        """How a CTA's share of the rows of K or V comes into all of its cluster."""
+        multicast = self.config.cluster_m > 1
+        return tma.load_atom(mX, wgmma.row_slice(layout, share), share, multicast)
+
     @cute.kernel
     def kernel(
         self,
         tensors: KernelOperands,
         tiles: Tiles,
+        mTaken: Any,  # (1,) tiles of a dynamic kernel that have been taken
         heads_per_key: Int32,  # tiles' heads a key head
         scales: Scales,
         window: tuple[Int32, Int32],
@@ -206,8 +236,8 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         wait_for_previous(self.dependent)
         band = self.band(*window, self.config.group)
         # Causal tiles near the end see the most keys: start them first.
-        walk = self.walk(tiles, descending=band.causal)
-        context = (tensors, walk, heads_per_key, band, scales, mma_S, mma_O)
+        walk = self.walk(tiles, descending=band.causal, swizzled=band.causal)
+        context = (tensors, mTaken, walk, heads_per_key, band, scales, mma_S, mma_O)
         if cutlass.const_expr(self.packed):
             # Nothing is set up where there is nothing to do.
             if first_tile(walk).block >= 0:
@@ -219,6 +249,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
     def run_roles(
         self,
         tensors: KernelOperands,
+        mTaken: Any,
         walk: Walk,
         heads_per_key: Int32,
         band: Band,
@@ -234,8 +265,11 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
         smem = smem_tensors(storage, layouts)
         pipelines = make_pipelines(storage, config, layouts, dtype)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
+        if cutlass.const_expr(config.scheduler is Scheduler.DYNAMIC):
+            walk = with_queue(walk, make_queue(storage, config))
+        # A CTA loads into all of its cluster, whose barriers must be there.
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(config.cluster_m, 1), is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=(config.cluster_m, 1))
 
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
@@ -254,6 +288,10 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                 for_each_tile(walk, load_queries, producer, first_query_state())
             if warp_idx == 0:
                 for_each_tile(walk, load_keys, producer, first_key_state(config))
+            if cutlass.const_expr(config.scheduler is Scheduler.DYNAMIC):
+                if warp_idx == QUEUE_WARP:
+                    with cute.arch.elect_one():
+                        take_tiles(walk, mTaken)
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
@@ -283,7 +321,13 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     scale=scales.natural,
                 ),
             )
+            if cutlass.const_expr(config.ping_pong):
+                begin_turns(consumer.mma)
             for_each_tile(walk, compute, consumer, first_states(config))
+        if cutlass.const_expr(config.cluster_m > 1):
+            # Until then others of the cluster arrive at this CTA's barriers.
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -293,7 +337,7 @@ def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
     tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
     acc_O, stats, states = mma(ctx.mma, tile, states)
     epilogue(ctx.epilogue, tile, acc_O, stats)
-    if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
+    if cutlass.const_expr(config.scheduler is not Scheduler.SINGLE):
         # The warp that stored O has waited until it was read: the next Q may take its place.
         ring_Q.consumer_release(states.Q)
         states.Q.advance()

@@ -1,7 +1,9 @@
 """The producers: Q of a tile, and its K and V blocks from the last to the first that is seen.
 
-A persistent CTA has a warp for each, since Q of the next tile must wait until O of this one has
-left its memory, which K and V need not."""
+A CTA with several tiles has a warp for each, since Q of the next tile must wait until O of this
+one has left its memory, which K and V need not. The CTAs of a cluster load a share of the rows of
+each block, into all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from cutlass import Constexpr, Int32, pipeline
 from hopperflash.plan.config import ForwardConfig, Scheduler
 
 from ...common.band import Band
+from ...common.block_range import key_block_range
 from ...common.sequence import Rows
 from ...common.tiles import QueryTile, query_tile
 from ...common.work import AssignedTile
@@ -37,9 +40,12 @@ class LoadContext:
     heads_per_key: Int32
 
 
+QUEUE_WARP = 2  # a thread of it takes the tiles of a dynamic kernel
+
+
 def query_warp(config: ForwardConfig) -> int:
     """The producer warp that loads Q."""
-    return 1 if config.scheduler is Scheduler.PERSISTENT else 0
+    return 0 if config.scheduler is Scheduler.SINGLE else 1
 
 
 def first_query_state() -> pipeline.PipelineState:
@@ -52,12 +58,37 @@ def first_key_state(config: ForwardConfig) -> pipeline.PipelineState:
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages_kv)
 
 
+def key_share(config: ForwardConfig) -> tuple[int, int]:
+    """(rows, head_dim) of the part of a K block that a CTA loads."""
+    return config.tile_n // config.cluster_m, config.head_dim
+
+
+def value_share(config: ForwardConfig) -> tuple[int, int]:
+    """(head_dim_v, rows) of the part of a transposed V block that a CTA loads."""
+    return config.head_dim_v, config.tile_n // config.cluster_m
+
+
+@cute.jit
+def loaded_keys(config: Constexpr[ForwardConfig], band: Band, tile: QueryTile):
+    """The key blocks that come into a CTA's memory: those that a tile of its cluster sees."""
+    keys = tile.keys
+    if cutlass.const_expr(config.cluster_m > 1):
+        keys = key_block_range(
+            tile.m_block // config.cluster_m,
+            tile.sequence.seqlens,
+            band,
+            config.queries * config.cluster_m,
+            config.tile_n,
+        )
+    return keys
+
+
 def loads_queries(config: ForwardConfig, tile: QueryTile) -> Any:
     """Whether Q is loaded for a tile: a single-tile CTA does without where no key is seen.
 
-    A persistent one hands its memory on from Q to O to the next Q, tile after tile.
+    Others hand its memory on from Q to O to the next Q, tile after tile.
     """
-    if config.scheduler is Scheduler.PERSISTENT:
+    if config.scheduler is not Scheduler.SINGLE:
         return True
     return tile.keys.begin < tile.keys.end
 
@@ -101,35 +132,44 @@ def load_keys(ctx: LoadContext, assigned: AssignedTile, state: pipeline.Pipeline
     tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
     sequence, batch = tile.sequence, tile.sequence.batch
     keys = Rows(sequence.k.first, sequence.seqlens.k)
+    share, ctas = Int32(0), config.cluster_m
+    if cutlass.const_expr(ctas > 1):
+        share = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    everyone = cutlass.Int16((1 << ctas) - 1)
     gK = cute.local_tile(
         tma.head_rows(ctx.tma_K, tile.head_k, batch, keys, ctx.packed),
-        (config.tile_n, config.head_dim),
+        key_share(config),
         (None, 0),
-    )  # (tile_n, head_dim, key_blocks)
+    )  # (share of tile_n, head_dim, shares of key blocks)
     gVt = cute.local_tile(
         tma.head_columns(ctx.tma_Vt, tile.head_k, batch, keys, ctx.packed),
-        (config.head_dim_v, config.tile_n),
+        value_share(config),
         (0, None),
-    )  # (head_dim_v, tile_n, key_blocks)
-    tKsK, tKgK = tma.partition(ctx.tma_K, ctx.smem.sK, gK)
-    tVsV, tVgV = tma.partition(ctx.tma_Vt, ctx.smem.sVt, gVt)
+    )  # (head_dim_v, share of tile_n, shares of key blocks)
+    sK = cute.local_tile(ctx.smem.sK, key_share(config), (share, 0, None))
+    sVt = cute.local_tile(ctx.smem.sVt, value_share(config), (0, share, None))
+    tKsK, tKgK = tma.partition(ctx.tma_K, sK, gK)
+    tVsV, tVgV = tma.partition(ctx.tma_Vt, sVt, gVt)
 
     ring_K, ring_V = ctx.pipelines.K, ctx.pipelines.V
-    for block in cutlass.range(tile.keys.end - tile.keys.begin, unroll=1):
-        n_block = tile.keys.end - 1 - block
+    blocks = loaded_keys(config, ctx.band, tile)
+    for block in cutlass.range(blocks.end - blocks.begin, unroll=1):
+        n_share = (blocks.end - 1 - block) * ctas + share
         ring_K.producer_acquire(state)
         cute.copy(
             ctx.tma_K.atom,
-            tKgK[None, n_block],
+            tKgK[None, n_share],
             tKsK[None, state.index],
             tma_bar_ptr=ring_K.producer_get_barrier(state),
+            mcast_mask=everyone,
         )
         ring_V.producer_acquire(state)
         cute.copy(
             ctx.tma_Vt.atom,
-            tVgV[None, n_block],
+            tVgV[None, n_share],
             tVsV[None, state.index],
             tma_bar_ptr=ring_V.producer_get_barrier(state),
+            mcast_mask=everyone,
         )
         state.advance()
     return state

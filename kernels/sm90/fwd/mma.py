@@ -26,8 +26,8 @@ from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from ...common.tiles import QueryTile
 from .. import copies, wgmma
-from .load import loads_queries
-from .storage import Pipelines, SmemTensors
+from .load import loaded_keys, loads_queries
+from .storage import Barrier, Pipelines, SmemTensors
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,20 @@ def mma(ctx: MmaContext, tile: QueryTile, states: States):
     do not, and those at a window's far edge do.
     """
     fragments, blocks = make_fragments(ctx), tile.keys
+    if cutlass.const_expr(ctx.config.cluster_m > 1):
+        states = pass_over(ctx, tile, states)
     if loads_queries(ctx.config, tile):
         ctx.pipelines.Q.consumer_wait(states.Q)
     if blocks.begin < blocks.end:
         states = first_key_block(ctx, tile, fragments, states)
-        for n in cutlass.range(1, blocks.end - blocks.unmasked_end, unroll=1):
-            n_block = blocks.end - 1 - n
+        for n_block in cutlass.range(blocks.end - 2, blocks.unmasked_end - 1, -1, unroll=1):
             states = one_key_block(ctx, tile, fragments, states, n_block, masked=True)
         # The first block has been visited, whether it needed its mask or not.
         unmasked_end = min(blocks.unmasked_end, blocks.end - 1)
-        for n in cutlass.range(unmasked_end - blocks.unmasked_begin, unroll=1):
-            n_block = unmasked_end - 1 - n
+        for n_block in cutlass.range(unmasked_end - 1, blocks.unmasked_begin - 1, -1, unroll=1):
             states = one_key_block(ctx, tile, fragments, states, n_block, masked=False)
         if cutlass.const_expr(ctx.band.window):
-            for n in cutlass.range(blocks.unmasked_begin - blocks.begin, unroll=1):
-                n_block = blocks.unmasked_begin - 1 - n
+            for n_block in cutlass.range(blocks.unmasked_begin - 1, blocks.begin - 1, -1, unroll=1):
                 states = one_key_block(ctx, tile, fragments, states, n_block, masked=True)
         # O += P V of the last block
         multiply_values(ctx, fragments, states.V)
@@ -169,8 +168,12 @@ def one_key_block(
 ):
     """S and P of a block, and behind its softmax the O += P V of the block before."""
     acc_S = scores_accumulator(ctx)
+    if cutlass.const_expr(ctx.config.ping_pong):
+        turn_of(ctx, 0).arrive_and_wait()
     multiply_keys(ctx, fragments, states.K, acc_S)
     multiply_values(ctx, fragments, states.V)
+    if cutlass.const_expr(ctx.config.ping_pong):
+        turn_of(ctx, 1).arrive()
     warpgroup.wait_group(1)
     ctx.pipelines.K.consumer_release(states.K)
     cap_block(ctx, acc_S)
@@ -184,6 +187,44 @@ def one_key_block(
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
     states.V.advance()
+    return states
+
+
+def turn_of(ctx: MmaContext, further: int) -> pipeline.NamedBarrier:
+    """Of this warpgroup to issue GEMMs, or of one `further` on.
+
+    In turns the softmax of a warpgroup falls into the GEMMs of the others. All have as many steps,
+    and each passes the turn on as often as it has it.
+    """
+    warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
+    if further:
+        warpgroup_idx = (warpgroup_idx + further) % ctx.config.consumer_warpgroups
+    return pipeline.NamedBarrier(
+        barrier_id=int(Barrier.TURN) + warpgroup_idx, num_threads=2 * wgmma.THREADS_PER_WARPGROUP
+    )
+
+
+@cute.jit
+def begin_turns(ctx: MmaContext):
+    """The first turn is the first warpgroup's: the last has nothing to issue before it."""
+    last = ctx.config.consumer_warpgroups - 1
+    if ctx.consumer_tidx >= last * wgmma.THREADS_PER_WARPGROUP:
+        turn_of(ctx, 1).arrive()
+
+
+@cute.jit
+def pass_over(ctx: MmaContext, tile: QueryTile, states: States):
+    """Release the blocks before the tile's own, which only others of the cluster see."""
+    pipelines = ctx.pipelines
+    loaded = loaded_keys(ctx.config, ctx.band, tile)
+    for _ in cutlass.range(loaded.end - tile.keys.end, unroll=1):
+        # A stage is released once it is full: before that, its barrier is in an earlier phase.
+        pipelines.K.consumer_wait(states.K)
+        pipelines.K.consumer_release(states.K)
+        pipelines.V.consumer_wait(states.V)
+        pipelines.V.consumer_release(states.V)
+        states.K.advance()
+        states.V.advance()
     return states
 
 

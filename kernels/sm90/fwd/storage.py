@@ -1,6 +1,7 @@
 """Shared memory of the Hopper forward: operand layouts, storage struct, pipelines."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import cutlass
@@ -8,12 +9,22 @@ import cutlass.cute as cute
 from cutlass import pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
-from hopperflash.plan.config import ForwardConfig, POperand
+from hopperflash.plan.config import ForwardConfig, POperand, Scheduler
 
+from ...common.work import TileQueue
 from .. import wgmma
 
 _ALIGNMENT = 1024  # a 128-byte swizzle repeats every 8 rows of 128 bytes
 _WARPS_PER_WARPGROUP = 4
+_LOADING_WARPS = 2  # of a CTA with several tiles: Q, and K with V
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 belongs to __syncthreads. Of the latter two each warpgroup has one."""
+
+    CONSUMERS = 1  # all consumer warps
+    WARPGROUP = 2  # all warps of one: its rows of O are in shared memory
+    TURN = 5  # one and the one before it: that has issued its GEMMs
 
 
 @dataclass(frozen=True)
@@ -90,12 +101,15 @@ def storage_struct(
     """The CTA's shared memory; `hopperflash.plan.budget` does the same arithmetic on the host."""
     cosize_QO = max(cute.cosize(layouts.Q), cute.cosize(layouts.O))
     cosize_P = 0 if layouts.P is None else cute.cosize(layouts.P)
+    queues = 1 if config.scheduler is Scheduler.DYNAMIC else 0
 
     @cute.struct
     class SharedStorage:
         barriers_Q: cute.struct.MemRange[cutlass.Int64, 2]
         barriers_K: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_kv]
         barriers_V: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_kv]
+        barriers_next: cute.struct.MemRange[cutlass.Int64, 2 * queues]
+        sNext: cute.struct.MemRange[cutlass.Int32, queues]
         sQO: cute.struct.Align[cute.struct.MemRange[dtype, cosize_QO], _ALIGNMENT]
         sK: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts.K)], _ALIGNMENT]
         sV: cute.struct.Align[cute.struct.MemRange[dtype, cute.cosize(layouts.Vt)], _ALIGNMENT]
@@ -124,25 +138,39 @@ def smem_tensors(storage: Any, layouts: SmemLayouts) -> SmemTensors:
 def make_pipelines(
     storage: Any, config: ForwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
 ) -> Pipelines:
-    """One elected producer thread arrives with the bytes; each consumer warp releases once."""
+    """One elected producer thread arrives with the bytes, whoever loads them; each consumer warp
+    releases once in every CTA that has a share in them."""
     producer = pipeline.CooperativeGroup(pipeline.Agent.Thread)
-    consumers = pipeline.CooperativeGroup(
-        pipeline.Agent.Thread, config.consumer_warpgroups * _WARPS_PER_WARPGROUP
-    )
 
-    def ring(barriers: Any, layout: Any, stages: int) -> pipeline.PipelineTmaAsync:
+    def ring(barriers: Any, layout: Any, stages: int, ctas: int) -> pipeline.PipelineTmaAsync:
         tile_modes = list(range(cute.rank(layout) - 1))
+        warps = config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+        consumers = pipeline.CooperativeGroup(pipeline.Agent.Thread, ctas * warps)
         return pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers.data_ptr(),
             num_stages=stages,
             producer_group=producer,
             consumer_group=consumers,
             tx_count=cute.size(cute.select(layout, mode=tile_modes)) * dtype.width // 8,
+            cta_layout_vmnk=cute.make_layout((1, 1, ctas, 1)),
             defer_sync=True,
         )
 
     return Pipelines(
-        Q=ring(storage.barriers_Q, layouts.Q_box, 1),
-        K=ring(storage.barriers_K, layouts.K, config.stages_kv),
-        V=ring(storage.barriers_V, layouts.Vt, config.stages_kv),
+        Q=ring(storage.barriers_Q, layouts.Q_box, 1, 1),
+        K=ring(storage.barriers_K, layouts.K, config.stages_kv, config.cluster_m),
+        V=ring(storage.barriers_V, layouts.Vt, config.stages_kv, config.cluster_m),
     )
+
+
+def make_queue(storage: Any, config: ForwardConfig) -> TileQueue:
+    """From the thread that takes tiles to the warps that load and compute, once each."""
+    readers = _LOADING_WARPS + config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+    ring = pipeline.PipelineAsync.create(
+        barrier_storage=storage.barriers_next.data_ptr(),
+        num_stages=1,
+        producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+        consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, readers),
+        defer_sync=True,
+    )
+    return TileQueue(ring, storage.sNext.get_tensor(cute.make_layout(1)))

@@ -14,6 +14,7 @@ from hopperflash.cli.main import app
 from hopperflash.cli.warm import WarmOptions, kernels_of
 from hopperflash.errors import InvalidArgument
 from hopperflash.plan import arch_of, make_plan
+from hopperflash.plan.config import Scheduler
 from hopperflash.problem import AttnOptions
 from hopperflash.runtime.cache import Store
 from tests.support.cached_kernels import binary, key
@@ -105,8 +106,9 @@ def test_warm_compiles_the_kernels_of_the_plans():
         for head_dim in (64, 128)
         for causal in (True, False)
         for direction in ("forward", "backward")
+        for seqlen in (1, 8192, 100_000)
         for call in make_plan(
-            problem(Sizes(head_dim=head_dim), AttnOptions(causal=causal), device="cuda"),
+            problem(Sizes(1, seqlen, seqlen, 4, 2, head_dim), AttnOptions(causal=causal)),
             arch_of("sm_90a"),
             direction,
         ).calls
@@ -116,14 +118,17 @@ def test_warm_compiles_the_kernels_of_the_plans():
 
 
 def test_warm_knows_packed_sequences_and_windows():
-    (dense,) = kernels_of(WarmOptions(direction="forward", window="512,0", softcap=20.0))
-    (packed,) = [
+    dense = kernels_of(WarmOptions(direction="forward", window="512,0", softcap=20.0))
+    packed = [
         spec
         for spec in kernels_of(WarmOptions(direction="forward", packed=True))
         if spec.signature.packed
     ]
-    assert dense.signature.softcap and not dense.signature.packed
-    assert packed.ref == dense.ref
+    assert all(spec.signature.softcap and not spec.signature.packed for spec in dense)
+    schedulers = [Scheduler.SINGLE, Scheduler.DYNAMIC]
+    assert [spec.config.scheduler for spec in dense] == schedulers
+    assert [spec.config.scheduler for spec in packed] == schedulers
+    assert {spec.ref for spec in packed} == {spec.ref for spec in dense}
 
 
 def test_warm_refuses_with_every_reason():

@@ -57,7 +57,7 @@ def test_json_holds_the_plan():
     data = json.loads(explain(*ARGUMENTS, "--json").stdout)
     assert data["backend"] == "sm90"
     assert data["problem"]["mask"] == {"left": None, "right": 0}
-    assert data["steps"]["calls"][0]["grid"] == [3, 2, 2]  # both heads of a group in a tile
+    assert data["steps"]["calls"][0]["tiles"] == [3, 2, 2]  # both heads of a group in a tile
 
 
 def test_sizes_beyond_memory_are_planned():

@@ -153,3 +153,11 @@ def test_a_phase_that_never_completes_is_a_deadlock() -> None:
     """)  # fmt: skip
     with pytest.raises(DeadlockError, match="pending 1 of 2"):
         execute(body, np.zeros(1, np.uint32))
+
+
+def test_a_cluster_barrier_is_waited_for_once_an_arrival() -> None:
+    arrive, wait = "barrier.cluster.arrive.aligned; ", "barrier.cluster.wait.aligned; "
+    out = np.zeros(1, np.uint32)
+    assert execute(2 * (arrive + wait), out, grid=2, cluster=2).hazards == []
+    with pytest.raises(BarrierError, match="have not arrived"):
+        execute(arrive + wait + wait, out, grid=2, cluster=2)

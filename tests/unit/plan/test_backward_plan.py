@@ -21,7 +21,7 @@ from hopperflash.plan import (
 from hopperflash.problem import AttnOptions, MaskKind
 from tests.support.problems import Sizes, backward, facts, problem
 
-SCALARS = ("softmax_scale", "softcap", "window_left", "window_right", "max_ctas")
+SCALARS = ("softmax_scale", "softcap", "window_left", "window_right", "max_ctas", "head_swizzle")
 SM90 = arch_of("sm_90a")
 SIZES = Sizes(3, 1000, 700, 6, 2, 128, 96)
 GIVEN = problem(SIZES, AttnOptions(causal=True))
@@ -47,7 +47,7 @@ def test_three_launches():
     assert {call.spec.target for call in plan.calls} == {"sm_90a"}
     # 1000 queries in tiles of 64 are 1024 rows; 16 rows a CTA after.
     assert before.grid == (16, 6, 3)
-    assert main.grid == (6, 2, 3)
+    assert main.all_tiles == (6, 2, 3)
     assert after.grid == (63, 6, 3)
     assert before.operands == (
         *("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc"),

@@ -45,7 +45,7 @@ def test_one_gemm():
     ("head_dims", "mask", "tensor", "shared", "l2", "bound"),
     [
         ((64, 64), MaskKind.CAUSAL, 1536, 1216 + 48, 1024, "MUFU"),
-        ((128, 128), MaskKind.FULL, 2816, 2368 + 32, 2816, "tensor cores"),
+        ((128, 128), MaskKind.FULL, 2048, 1792 + 32, 2048, "tensor cores"),
         ((128, 128), MaskKind.CAUSAL, 2048, 1792 + 32, 2048, "tensor cores"),
         ((192, 128), MaskKind.FULL, 2560, 2304 + 32, 2560, "tensor cores"),
         ((192, 192), MaskKind.FULL, 2688, 2400 + 32, 2688, "tensor cores"),
@@ -110,7 +110,7 @@ def test_the_longest_unit_bounds():
 @pytest.mark.parametrize(
     ("direction", "facts"),
     [
-        ("forward", ("clocks of a key block: tensor cores 2816", "bound by tensor cores; 32.0 B")),
+        ("forward", ("clocks of a key block: tensor cores 2048", "bound by tensor cores; 16.0 B")),
         (
             "backward",
             ("clocks of a query block: tensor cores 2560", "bound by shared memory; 21.3 B"),

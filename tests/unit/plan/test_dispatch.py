@@ -52,7 +52,7 @@ def test_ampere_forward(name, head_dims, causal):
     tile = tiles_sm80.forward_tile(*head_dims, given.mask.kind, arch_of(name))
     config = replace(tiles_sm80.forward_config(tile, *head_dims), group=3)
     assert (call.spec.ref, call.spec.config) == (SM80.forward, config)
-    assert call.grid == (-(-1000 // config.queries), 2, 3)
+    assert call.all_tiles == (-(-1000 // config.queries), 2, 3)
     assert tile.source in plan.steps.reasons[0]
 
 
@@ -67,7 +67,7 @@ def test_ampere_backward():
     ]
     config = main.spec.config
     assert config.deterministic
-    assert main.grid == (-(-700 // config.tile_n), 2, 3)
+    assert main.all_tiles == (-(-700 // config.tile_n), 2, 3)
     padded = -(-1000 // config.tile_m) * config.tile_m
     assert {buffer.shape for buffer in plan.workspaces[:2]} == {(3, 6, padded)}
     # The kernels around it are Hopper's, compiled for another target.

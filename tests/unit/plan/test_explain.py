@@ -28,7 +28,7 @@ def test_launch_is_explained():
     (call,) = plan.calls
     config, text = call.spec.config, words(explain(plan))
     smem, regs = shared_memory(config, 2), registers(config, SM90)
-    x, y, z = call.grid
+    x, y, z = call.all_tiles
     for fact in (
         "forward, bfloat16, causal mask",
         "8 query heads over 2 key heads (group 4)",

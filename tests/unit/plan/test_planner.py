@@ -20,6 +20,7 @@ from hopperflash.plan import (
     tiles_sm90,
 )
 from hopperflash.plan.backends import BACKENDS
+from hopperflash.plan.config import Scheduler
 from hopperflash.problem import AttnOptions
 from tests.support.problems import Sizes, facts, problem, with_operand
 
@@ -34,12 +35,18 @@ def test_hopper_forward(head_dim, causal):
     plan = make_plan(given, SM90)
     (call,) = plan.calls
     tile = tiles_sm90.forward_tile(head_dim, head_dim, given.mask.kind)
-    config = replace(tiles_sm90.forward_config(tile, head_dim, head_dim), group=3)
+    config = replace(
+        tiles_sm90.forward_config(tile, head_dim, head_dim),
+        group=3,
+        cluster_m=2 if head_dim > 96 else 1,
+    )
+    if not causal and -(-1000 // config.queries) * 2 * 3 > 132:
+        config = replace(config, scheduler=Scheduler.PERSISTENT)
     assert plan.backend == "sm90"
     assert call.spec.config == config
     assert call.spec.signature == given.signature
     assert call.spec.target == "sm_90a"
-    assert call.grid == (-(-1000 // (config.tile_m // 3)), 2, 3)
+    assert call.all_tiles == (-(-1000 // (config.tile_m // 3)), 2, 3)
     assert plan.copies == plan.workspaces == ()
     assert plan.results == (
         Buffer("out", (3, 1000, 6, head_dim), "bfloat16"),

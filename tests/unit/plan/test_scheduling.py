@@ -10,12 +10,13 @@ import pytest
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 from hopperflash.plan import arch_of, explain, make_plan, supports
 from hopperflash.plan.config import MainConfig, Scheduler
-from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
+from hopperflash.plan.launch_plan import Buffer, KernelCall, LaunchPlan
 from hopperflash.plan.limits import TILES_MAX
 from hopperflash.plan.scheduling import ctas_per_sm
 from hopperflash.problem import AttnOptions
 from tests.support.problems import Sizes, backward, packed_problem, problem
 
+SM90 = arch_of("sm_90a")
 SIZES = Sizes(batch=4, seqlen_q=4096, seqlen_k=4096, heads_q=16, heads_k=8)
 
 
@@ -36,17 +37,88 @@ def test_a_margin_bounds_the_grid_of_the_main_kernel_alone(arch, direction, pack
         plans.append(make_plan(given, spec, direction))
     plain, bounded = map(main_call, plans)
     config = bounded.spec.config
-    assert plain.spec.config.scheduler is Scheduler.SINGLE
-    assert plain.tiles is None
-    assert config.scheduler is Scheduler.PERSISTENT
+    takes = direction == "forward" and arch == "sm_90a" and packed
+    assert config.scheduler is (Scheduler.DYNAMIC if takes else Scheduler.PERSISTENT)
     each = ctas_per_sm(config, spec, 2)
     most = (spec.sms - 20) * each
-    assert bounded.tiles == plain.grid
-    assert bounded.grid == (min(math.prod(plain.grid), most), 1, 1)
+    assert bounded.tiles == plain.all_tiles
+    assert bounded.grid == (min(math.prod(plain.all_tiles), most), 1, 1)
     assert dict(plans[1].steps.scalars)["max_ctas"] == most
     others = [[call.grid for call in plan.calls if call is not main_call(plan)] for plan in plans]
     assert others[0] == others[1]
     assert plain.spec.signature == bounded.spec.signature
+
+
+WAVE = 132  # tiles that run at once
+
+
+def scheduler_of(tiles: int, options: AttnOptions | None = None, **sizes: int) -> Scheduler:
+    """Of a forward of so many tiles of one head, or packed if `sequences` are given."""
+    if "sequences" in sizes:
+        given = packed_problem(128 * tiles, 128 * tiles, sizes["sequences"], options)
+    else:
+        given = problem(Sizes(1, 192 * tiles, 192 * tiles, 1, 1), options)
+    return main_call(make_plan(given, arch_of("sm_90a"))).spec.config.scheduler
+
+
+def test_equal_tiles_are_strided_over_from_the_second_wave_on():
+    assert scheduler_of(WAVE) is Scheduler.SINGLE
+    assert scheduler_of(WAVE + 1) is Scheduler.PERSISTENT
+
+
+@pytest.mark.parametrize(
+    "options",
+    [AttnOptions(causal=True), AttnOptions(window_size=(512, 512))],
+    ids=["causal", "window"],
+)
+def test_unequal_tiles_are_taken_once_that_pays_for_the_counter(options):
+    assert scheduler_of(2 * WAVE, options) is Scheduler.SINGLE
+    assert scheduler_of(3 * WAVE, options) is Scheduler.DYNAMIC
+
+
+def test_packed_tiles_are_unequal_under_any_mask():
+    assert scheduler_of(4 * WAVE, sequences=3) is Scheduler.DYNAMIC
+
+
+def test_a_dynamic_kernel_has_a_counter_that_begins_at_zero():
+    plan = make_plan(problem(Sizes(4, 8192, 8192, 8, 8), AttnOptions(causal=True)), SM90)
+    (call,) = plan.calls
+    assert call.operands[-7] == "tiles_taken"
+    assert plan.workspaces == (Buffer("tiles_taken", (1,), "int32", zeroed=True),)
+    assert call.grid == (132, 1, 1)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("seqlen", "swizzle"),
+    # 2/3 of 50 MiB hold 34952 rows of 512 bytes of K and V twice; of 1024 of Q, dO and dQ once.
+    [(1024, (16, 16)), (8192, (8, 4)), (12000, (4, 2)), (100_000, (1, 1))],
+)
+def test_as_many_heads_take_turns_as_l2_holds(direction, seqlen, swizzle):
+    given = problem(Sizes(1, seqlen, seqlen, 16, 16, 128), AttnOptions(causal=True))
+    given = given if direction == "forward" else backward(given)
+    plan = make_plan(given, SM90, direction)
+    expected = swizzle[direction == "backward"]
+    assert dict(plan.steps.scalars)["head_swizzle"] == expected
+    call = main_call(plan)
+    if call.spec.config.scheduler is Scheduler.SINGLE:
+        blocks, heads, batch = call.all_tiles
+        assert call.grid == (blocks * expected, heads // expected, batch)
+    assert (f"{expected} heads take turns" in " ".join(explain(plan).split())) == (expected > 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "direction"),
+    [
+        (AttnOptions(), "forward"),
+        (AttnOptions(window_size=(100, 0)), "forward"),
+        (AttnOptions(causal=True, deterministic=True), "backward"),
+    ],
+)
+def test_heads_stay_apart_where_tiles_are_alike_or_wait(options, direction):
+    given = problem(Sizes(1, 2048, 2048, 16, 16, 128), options)
+    given = given if direction == "forward" else backward(given)
+    assert dict(make_plan(given, SM90, direction).steps.scalars)["head_swizzle"] == 1
 
 
 def test_few_tiles_get_a_cta_each_from_the_same_kernel():
@@ -96,7 +168,10 @@ def test_the_scheduler_is_explained(direction):
     assert f"120 CTAs stride over {math.prod(call.tiles)} tiles" in text
     assert f"= {math.prod(call.tiles)} tiles for 120 CTAs" in text
     plain = make_plan(replace(given, sm_margin=0), arch_of("sm_90a"), direction)
-    assert "single-tile: a CTA computes one tile" in " ".join(explain(plain).split())
+    words = (
+        "persistent: 132 SMs" if direction == "forward" else "single-tile: a CTA computes one tile"
+    )
+    assert words in " ".join(explain(plain).split())
 
 
 def test_the_cpu_says_that_it_has_no_sms():

@@ -1,0 +1,84 @@
+"""Pairs of CTAs that load each block of K and V once for both, into both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from hopperflash.plan.block_range import Tiling, key_block_totals
+from hopperflash.plan.config import ForwardConfig
+from hopperflash.plan.cost import tile_step
+from hopperflash.plan.units import HOPPER
+from hopperflash.problem import AttnProblem, MaskKind
+
+PAIR = 2
+L2_AT_EASE = 24.0  # bytes a clock and SM, three quarters of what L2 gives
+_IDLE_LIMIT = 16  # of that many steps of a pair one may be idle
+
+
+class Sharing(NamedTuple):
+    """How many CTAs share what they load, and why."""
+
+    ctas: int
+    reason: str
+
+
+def sharing(config: ForwardConfig, problem: AttnProblem) -> Sharing:
+    """Whether neighbouring query tiles of a head should be pairs.
+
+    A pair steps through the blocks that either of its tiles sees, one of them waiting where only
+    the other computes: at a causal diagonal, and where an odd number of tiles leaves one alone.
+    """
+    itemsize = problem.dtype.itemsize
+    alone, paired = (l2_rate(replace(config, cluster_m=ctas), itemsize) for ctas in (1, PAIR))
+    if alone <= L2_AT_EASE:
+        return Sharing(1, f"none: {alone:.1f} B a clock of L2 are within reach")
+    reason = _obstacle(problem)
+    if reason is None:
+        idle, steps = _idle_steps(config, problem)
+        if _IDLE_LIMIT * idle <= steps:
+            return Sharing(
+                PAIR,
+                f"{PAIR} CTAs with neighbouring tiles load each block once, half of it each:"
+                f" {paired:.1f} B a clock of L2, not {alone:.1f}; {_percent(idle, steps)} of their"
+                " steps are idle",
+            )
+        reason = f"of the steps of pairs {_percent(idle, steps)} would be idle"
+    return Sharing(1, f"none: {reason}")
+
+
+def cluster_reason(config: ForwardConfig, problem: AttnProblem) -> str:
+    """Why a planned kernel has clusters, or none."""
+    found = sharing(config, problem)
+    if found.ctas > config.cluster_m:
+        return "none: CTAs that take tiles one by one save more than pairs would"
+    return found.reason
+
+
+def l2_rate(config: ForwardConfig, itemsize: int) -> float:
+    """Bytes a clock that an SM asks of L2 in the steady state."""
+    return tile_step(config, itemsize).units.l2_demand * HOPPER.l2_bytes
+
+
+def _obstacle(problem: AttnProblem) -> str | None:
+    if problem.is_packed:
+        return "sequences are packed, and their tiles come in the order of a table"
+    if problem.mask.kind is MaskKind.WINDOW:
+        return "a window moves on from tile to tile"
+    if problem.sm_margin:
+        return "the CTAs of a bounded grid take tiles one by one"
+    return None
+
+
+def _idle_steps(config: ForwardConfig, problem: AttnProblem) -> tuple[int, int]:
+    """Steps of a head's pairs in which a CTA computes nothing, and all of them."""
+    p, queries = problem, config.queries
+    alone, paired = (
+        key_block_totals(p.mask, Tiling(p.seqlen_q, p.seqlen_k, rows, config.tile_n)).visited
+        for rows in (queries, PAIR * queries)
+    )
+    return PAIR * paired - alone, PAIR * paired
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %"
