@@ -56,6 +56,16 @@ class L2:
     sms: int
 
 
+MIB = 1 << 20
+# SMs and L2: H100 SXM and A100 data sheets, GA102 and AD102 white papers.
+USUAL_L2 = {
+    "sm_90a": L2(50 * MIB, 132),
+    "sm_80": L2(40 * MIB, 108),
+    "sm_86": L2(6 * MIB, 84),
+    "sm_89": L2(72 * MIB, 128),
+}
+
+
 @dataclass(frozen=True)
 class TiledTraffic:
     """What the kernels of a plan move; CTAs of one of `groups` share what they stream."""
@@ -95,9 +105,16 @@ class TiledTraffic:
 def tiled_traffic(plan: LaunchPlan) -> TiledTraffic:
     """The traffic of a plan of dense operands; ValueError for packed ones, whose lengths are values
     of tensors, and where nothing is launched."""
-    if plan.problem.is_packed or not plan.calls:
+    if not plan.calls:
+        raise ValueError("nothing is launched")
+    return call_traffic(plan, *plan.calls)
+
+
+def call_traffic(plan: LaunchPlan, *calls: KernelCall) -> TiledTraffic:
+    """The traffic of some of a plan's launches, over dense operands."""
+    if plan.problem.is_packed:
         raise ValueError("only launches over dense operands have a traffic that is known ahead")
-    streams = tuple(stream for call in plan.calls for stream in _of_call(plan, call))
+    streams = tuple(stream for call in calls for stream in _of_call(plan, call))
     return TiledTraffic(streams, plan.problem.batch * plan.problem.heads_k)
 
 

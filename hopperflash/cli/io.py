@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from hopperflash import plan
-from hopperflash.analysis.tiled_traffic import L2, tiled_traffic
+from hopperflash.analysis.tiled_traffic import L2, MIB, USUAL_L2, tiled_traffic
 from hopperflash.analysis.traffic import Traffic, materialized_traffic
 from hopperflash.cli.explain import ExplainOptions, plan_of
 from hopperflash.cli.options import ProblemOptions, command, flag
@@ -19,9 +19,6 @@ from hopperflash.errors import InvalidArgument
 from hopperflash.problem import AttnProblem, Direction
 
 SHORTEST = 512
-MIB = 1 << 20
-# SMs and MiB of L2: H100 SXM and A100 data sheets, GA102 and AD102 white papers.
-_DEVICES = {"sm_90a": (132, 50), "sm_80": (108, 40), "sm_86": (84, 6), "sm_89": (128, 72)}
 
 
 @dataclass(frozen=True)
@@ -165,12 +162,12 @@ def _plan(options: IoOptions, length: int, direction: Direction) -> plan.LaunchP
 
 def _l2(options: IoOptions) -> L2:
     """That of the options, or of the arch's usual device."""
-    known = _DEVICES.get(plan.arch_of(options.arch).name)
+    usual = USUAL_L2.get(plan.arch_of(options.arch).name)
     sms, mib = options.sms, options.l2_mib
-    if known is None and (sms is None or mib is None):
+    if usual is None and (sms is None or mib is None):
         raise InvalidArgument(f"{options.arch} has devices of many sizes: give --sms and --l2-mib")
-    default_sms, default_mib = known or (0, 0)
-    return L2((default_mib if mib is None else mib) * MIB, sms or default_sms)
+    known = usual or L2(0, 0)
+    return L2(known.bytes if mib is None else mib * MIB, sms or known.sms)
 
 
 def _doubled(first: int, last: int) -> list[int]:

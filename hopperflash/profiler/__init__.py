@@ -1,0 +1,1 @@
+"""Our kernels under Nsight Compute, Nsight Systems and IKET; docs/profiling.md."""
