@@ -44,6 +44,8 @@ ADVICE = {
     ),
     NO_KERNELS: "no kernel of this package was launched: `hopperflash explain` names the backend",
 }
+# Those of them that are this project's to mend.
+FAULTS = ("Failed to find metric", NO_KERNELS)
 _INSTALL = {
     "ncu": "install nsight-compute (it comes with CUDA toolkits)",
     "nsys": "install nsight-systems (it comes with CUDA toolkits)",
