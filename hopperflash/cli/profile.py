@@ -15,7 +15,7 @@ from hopperflash import plan
 from hopperflash.cli.explain import ExplainOptions, plan_of
 from hopperflash.cli.options import ProblemOptions, Seed, command, flag
 from hopperflash.cli.output import print_json, stages, stderr, stdout
-from hopperflash.cli.profile_report import show_comparisons, show_passes
+from hopperflash.cli.profile_report import as_data, show_comparisons, show_passes
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 from hopperflash.problem import Direction
 from hopperflash.profiler import iket as iket_tool
@@ -302,7 +302,7 @@ def _emulated(options: NcuOptions) -> tuple[Comparison, ...]:
 
 def _show(found: tuple[Comparison, ...], options: NcuOptions) -> None:
     if options.json:
-        print_json({"kernels": found})
+        print_json({"kernels": as_data(found)})
         return
     show_comparisons(found, stdout())
     if options.seqlens is not None:

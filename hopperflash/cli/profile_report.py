@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
 
 from hopperflash.cli.io import in_units
-from hopperflash.cli.output import table
+from hopperflash.cli.output import as_json, table
 from hopperflash.plan.units import LABELS
 from hopperflash.profiler.comparison import Comparison
 from hopperflash.profiler.nsys import PassTime
@@ -34,6 +36,15 @@ def show_comparisons(found: Sequence[Comparison], console: Console) -> None:
         if kernel.stalls:
             waits = ", ".join(f"{why} {warps:.2f}" for why, warps in kernel.stalls)
             console.print(f"warps waiting at each issue: {waits}", markup=False)
+
+
+def as_data(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """For programs; times in ns."""
+    plain: list[dict[str, Any]] = json.loads(as_json(found))
+    for kernel, data in zip(found, plain, strict=True):
+        for row, cells in zip(kernel.bytes, data["bytes"], strict=True):
+            cells["ratio"] = row.ratio
+    return plain
 
 
 def show_passes(found: Sequence[PassTime], console: Console) -> None:
