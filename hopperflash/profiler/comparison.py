@@ -93,7 +93,6 @@ class _Model:
             return {}
         moved = call_traffic(self.plan, self.call)
         found = {"loaded": moved.asked.loaded, "stored": moved.asked.stored}
-        found |= {"once loaded": moved.once.loaded, "once stored": moved.once.stored}
         if self.l2 is not None:
             behind = moved.behind(self.l2)
             found |= {"read": behind.loaded, "written": behind.stored}
@@ -143,8 +142,7 @@ def of_emulated(
                 ),
                 Bytes("of it by TMA", counted["tma_load_bytes"]),
                 Bytes("stored by SMs", sum(counted[one] for one in stored), model.get("stored")),
-                Bytes("each loaded once", counted["unique_global_load_bytes"],
-                      model.get("once loaded")),
+                Bytes("of it by TMA", counted["tma_store_bytes"]),
             ),
         )  # fmt: skip
 

@@ -22,9 +22,8 @@ def test_counted_bytes_are_the_models(arch: str, by_tma: bool) -> None:
     kernels = json.loads(result.stdout)["kernels"]
     assert ["fwd" in kernel["name"] for kernel in kernels] == [True, False, False, False]
     for kernel in kernels:
-        loaded, tma, stored, once = kernel["bytes"]
+        loaded, tma, stored, _ = kernel["bytes"]
         assert (loaded["ratio"], stored["ratio"]) == (1, 1)
         assert kernel["launches"] == 1
-        assert once["counted"] <= loaded["counted"]
         main = "_sm" in kernel["name"]
         assert tma["counted"] == (loaded["counted"] if main and by_tma else 0)

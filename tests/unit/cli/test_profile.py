@@ -160,16 +160,18 @@ def test_a_trace_is_printed_by_pass_and_kernel():
 def test_a_profile_runs_and_is_read(tmp_path, monkeypatch):
     """The whole way, with a tool that leaves the recorded report where it is told to."""
     tool = tmp_path / "ncu"
-    tool.write_text(
-        f"#!{sys.executable}\nimport shutil, sys\n"
-        "if '--export' in sys.argv:\n"
-        f"    shutil.copy({str(RECORDED / 'ncu_raw.csv')!r}, sys.argv[sys.argv.index('--export') + 1])\n"
-        "    print('==PROF== profiled')\n"
-        "elif '--query-metrics' in sys.argv:\n"
-        f"    print(open({str(RECORDED / 'ncu_metrics.txt')!r}).read())\n"
-        "else:\n"
-        "    print(open(sys.argv[sys.argv.index('--import') + 1]).read())\n"
-    )
+    tool.write_text(f"""#!{sys.executable}
+import sys
+from pathlib import Path
+recorded, words = Path({str(RECORDED)!r}), sys.argv
+if "--export" in words:
+    report = Path(words[words.index("--export") + 1])
+    report.write_text((recorded / "ncu_raw.csv").read_text())
+elif "--query-metrics" in words:
+    print((recorded / "ncu_metrics.txt").read_text())
+else:
+    print(Path(words[words.index("--import") + 1]).read_text())
+""")
     tool.chmod(0o755)
     monkeypatch.setattr(tools, "find", lambda name: str(tool))
     monkeypatch.setattr(tools, "obstacles", lambda name, counters: [])
