@@ -288,7 +288,7 @@ def _emulated(options: NcuOptions) -> tuple[Comparison, ...]:
 
     arch = _arch(options)
     plans = _plans(options, arch)
-    schedule = passes.Schedule(_DIRECTIONS[options.direction], options.iterations, warm_up=0)
+    schedule = passes.Schedule(_DIRECTIONS[options.direction], iterations=1, warm_up=0)
     with stages() as progress:
         progress.enter("executing CTAs")
         with emulate(arch, hazards="basic", progress=progress.advance) as run:

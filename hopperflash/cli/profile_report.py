@@ -48,18 +48,17 @@ def as_data(found: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def show_passes(found: Sequence[PassTime], console: Console) -> None:
-    """Each pass, then the kernels of all, in microseconds: medians."""
+    """Each pass, then its kernels, in microseconds: medians."""
     passes = table("pass", "calls", "host us", "GPU us", "busy us", "gaps us", "longest gap us")
-    kernels = table("kernel", "pass", "launches a call", "us")
     for one in found:
         times = (one.host, one.span, one.busy, one.gaps, one.longest_gap)
         passes.add_row(one.name, str(one.calls), *(f"{1e-3 * time:.1f}" for time in times))
-        for kernel in one.kernels:
-            time = f"{1e-3 * kernel.nanoseconds:.1f}"
-            kernels.add_row(kernel.name, one.name, f"{kernel.launches:g}", time)
     console.print(passes)
-    console.print()
-    console.print(kernels)
+    for one in found:
+        console.print(f"\n{one.name}, a call:", markup=False)
+        for kernel in one.kernels:
+            launches = f"{kernel.launches:g} x {1e-3 * kernel.nanoseconds:.1f} us"
+            console.print(f"{launches:>16}  {kernel.name}", markup=False)
 
 
 def _facts(kernel: Comparison) -> Iterator[str]:
@@ -68,7 +67,7 @@ def _facts(kernel: Comparison) -> Iterator[str]:
     times = f", median of {kernel.launches} launches" if kernel.launches > 1 else ""
     duration = "" if kernel.nanoseconds is None else f"{1e-3 * kernel.nanoseconds:.1f} us, "
     yield f"  {duration}grid {ctas} of {threads} threads{times}"
-    facts = ", ".join(f"{label} {value:,.0f}" for label, value in kernel.facts.items())
+    facts = ", ".join(f"{value:,.0f} {label}" for label, value in kernel.facts.items())
     if facts:
         yield f"  {facts}"
 

@@ -26,18 +26,19 @@ _NAMES: tuple[tuple[tuple[type, ...], str], ...] = (
     ((PreprocessConfig,), "hopperflash_bwd_preprocess_"),
     ((PostprocessConfig,), "hopperflash_bwd_postprocess_"),
 )
-FACTS = {
-    "registers of a thread": "launch__registers_per_thread",
-    "bytes of shared memory of a CTA": "launch__shared_mem_per_block_allocated",
-    "CTAs of an SM by registers": "launch__occupancy_limit_registers",
-    "CTAs of an SM by shared memory": "launch__occupancy_limit_shared_mem",
+_INSTRUCTIONS = "warp instructions"
+_LAUNCH = {
+    "registers": "launch__registers_per_thread",
+    "B of shared memory": "launch__shared_mem_per_block_allocated",
+    "CTAs an SM by registers": "launch__occupancy_limit_registers",
+    "CTAs an SM by shared memory": "launch__occupancy_limit_shared_mem",
 }
 _COUNTED = {
-    "instructions of warps": metrics.INSTRUCTIONS,
-    "wgmma": metrics.WGMMA,
-    "mma.sync": metrics.MMA_SYNC,
-    "instructions on local memory (spills)": metrics.LOCAL,
-    "bank conflicts in shared memory": metrics.CONFLICTS,
+    _INSTRUCTIONS: metrics.INSTRUCTIONS,
+    "warps' wgmma": metrics.WGMMA,
+    "warps' mma.sync": metrics.MMA_SYNC,
+    "instructions on local memory": metrics.LOCAL,
+    "bank conflicts": metrics.CONFLICTS,
 }
 
 
@@ -133,7 +134,7 @@ def of_emulated(
             grid=shapes[name][0],
             block=shapes[name][1],
             nanoseconds=None,
-            facts={"instructions of warps": counted["warp_instructions"]},
+            facts={_INSTRUCTIONS: counted["warp_instructions"]},
             bytes=(
                 Bytes(
                     "loaded by SMs",
@@ -144,13 +145,13 @@ def of_emulated(
                 Bytes("stored by SMs", sum(counted[one] for one in stored), model.get("stored")),
                 Bytes("of it by TMA", counted["tma_store_bytes"]),
             ),
-        )  # fmt: skip
+        )
 
 
 def _of_profile(profile: KernelProfile, model: _Model | None) -> Comparison:
     values = profile.metrics
     bytes_, units = (model.bytes(), model.units()) if model is not None else ({}, {})
-    facts = {label: values[name] for label, name in FACTS.items() if name in values}
+    facts = {label: values[name] for label, name in _LAUNCH.items() if name in values}
     facts |= {
         label: found
         for label, quantity in _COUNTED.items()

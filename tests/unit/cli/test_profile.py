@@ -150,7 +150,8 @@ def test_a_trace_is_printed_by_pass_and_kernel():
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["forward", "2", "6.5", "9.2", "9.2", "0.0", "0.0"] in lines
-    assert ["hopperflash_bwd_postprocess_bfloat16_0", "backward", "1", "3.0"] in lines
+    kernel = "hopperflash_fwd_sm90_bfloat16_d64x64_192x128_causal_group2_0"
+    assert ["1", "x", "9.2", "us", kernel] in lines
     document = json.loads(
         run("nsys", "--report", str(RECORDED / "trace.nsys-rep"), "--json").stdout
     )
@@ -180,3 +181,13 @@ else:
     assert result.exit_code == 0, result.output
     assert len(json.loads(result.stdout)["kernels"]) == 4
     assert f"for ncu-ui: {report}" in result.stderr
+
+
+def test_the_documented_form_is_current():
+    page = (ROOT / "docs" / "profiling.md").read_text()
+    (block,) = (part for part in page.split("```") if part.startswith("\nhopperflash_fwd"))
+    *shown, rest = block.split("\n")[1:-1]
+    assert rest == "..."
+    printed = run("ncu", "--report", str(RECORDED / "ncu_raw.csv"), *SIZES).stdout.splitlines()
+    lines = [line.rstrip() for line in printed]
+    assert [line for line in shown if line not in lines] == []

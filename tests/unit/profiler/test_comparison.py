@@ -54,9 +54,9 @@ def test_the_bounding_unit_of_the_model_is_at_100(compared):
 def test_facts_and_stalls_of_a_launch(compared):
     forward = compared[0]
     assert forward.nanoseconds == 9200
-    assert forward.facts["registers of a thread"] == 128
-    assert forward.facts["wgmma"] == 1536
-    assert forward.facts["instructions on local memory (spills)"] == 0
+    assert forward.facts["registers"] == 128
+    assert forward.facts["warps' wgmma"] == 1536
+    assert forward.facts["instructions on local memory"] == 0
     assert forward.stalls[0] == ("gmma", 2.93)
 
 
