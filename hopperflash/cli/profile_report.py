@@ -67,7 +67,7 @@ def _facts(kernel: Comparison) -> Iterator[str]:
     times = f", median of {kernel.launches} launches" if kernel.launches > 1 else ""
     duration = "" if kernel.nanoseconds is None else f"{1e-3 * kernel.nanoseconds:.1f} us, "
     yield f"  {duration}grid {ctas} of {threads} threads{times}"
-    facts = ", ".join(f"{value:,.0f} {label}" for label, value in kernel.facts.items())
+    facts = ", ".join(f"{label} {value:,.0f}" for label, value in kernel.facts.items())
     if facts:
         yield f"  {facts}"
 

@@ -29,7 +29,7 @@ _NAMES: tuple[tuple[tuple[type, ...], str], ...] = (
 _INSTRUCTIONS = "warp instructions"
 _LAUNCH = {
     "registers": "launch__registers_per_thread",
-    "B of shared memory": "launch__shared_mem_per_block_allocated",
+    "bytes of shared memory": "launch__shared_mem_per_block_allocated",
     "CTAs an SM by registers": "launch__occupancy_limit_registers",
     "CTAs an SM by shared memory": "launch__occupancy_limit_shared_mem",
 }

@@ -21,7 +21,6 @@ _CHIPS = {
     "sm_87": "ga10b",
     "sm_89": "ad102",
     "sm_90a": "gh100",
-    "sm_100a": "gb100",
     "sm_120a": "gb202",
 }
 _HOPPER = re.compile("gmma|_tma_")

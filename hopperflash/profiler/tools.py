@@ -37,6 +37,7 @@ ADVICE = {
         "the driver is too old for this release of the profiler: update the driver, or take the"
         " profiler of the CUDA toolkit that fits it"
     ),
+    "Invalid chip": "this release of ncu is older than the GPU: take a newer one",
     "failed to connect to the CUDA driver": "the profiler finds no CUDA driver: libcuda.so.1",
     "Failed to find metric": (
         "this release of ncu has other metrics for this GPU than hopperflash/profiler/metrics.py"

@@ -87,6 +87,7 @@ def test_without_a_gpu_the_build_of_torch_is_named(monkeypatch):
         ("==ERROR== ERR_NVGPUCTRPERM - The user", "NVreg_RestrictProfilingToAdminUsers=0"),
         ("Profiling failed because a driver resource was unavailable.", "dcgmi profile --pause"),
         ("Cuda driver is not compatible with Nsight Compute", "update the driver"),
+        ("==ERROR== Invalid chip gb202", "take a newer one"),
         ("==ERROR== Failed to find metric regex:^x", "ncu --query-metrics"),
     ],
 )
