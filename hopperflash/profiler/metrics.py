@@ -107,7 +107,10 @@ BUSY = {
     "fma": _one(f"sm__pipe_fma_cycles_active.{_BUSY}", f"sm__inst_executed_pipe_fma.{_BUSY}"),
     "alu": _one(f"sm__pipe_alu_cycles_active.{_BUSY}", f"sm__inst_executed_pipe_alu.{_BUSY}"),
     # All banks, whoever reads: the wavefronts of the LSU pipe are not those of TMA.
-    "shared": _one(f"l1tex__data_bank_reads.{_BUSY}"),
+    "shared": _one(
+        f"l1tex__data_bank_reads.{_BUSY}",
+        "l1tex__data_bank_reads.avg.pct_of_peak_sustained_elapsed",
+    ),
     "l2": _one("lts__t_sectors.avg.pct_of_peak_sustained_elapsed"),
 }
 # Instructions of the tensor pipes: Hopper's is gmma, and no other chip has it.

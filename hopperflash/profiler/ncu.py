@@ -164,8 +164,8 @@ def _of_report(path: Path) -> list[KernelProfile]:
     """By ncu where it is installed, which reads all that it writes; else by `ncu-report`."""
     tool = tools.find(TOOL)
     if tool is not None:
-        printed = tools.output((tool, "--import", str(path), "--page", "raw", "--csv"))
-        return parse(printed)
+        form = ("--page", "raw", "--csv", "--print-units", "base")
+        return parse(tools.output((tool, "--import", str(path), *form)))
     try:
         import ncu_report
     except ImportError:

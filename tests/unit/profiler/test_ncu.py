@@ -93,8 +93,8 @@ def test_a_binary_report_needs_ncu_or_its_package(tmp_path, monkeypatch):
 
 def test_ncu_reads_the_reports_that_it_wrote(tmp_path, monkeypatch):
     tool = tmp_path / "ncu"
-    tool.write_text(f'#!/bin/sh\n[ "$*" = "--import {tmp_path}/x.ncu-rep --page raw --csv" ] &&'
-                    f" cat {RECORDED}/ncu_raw.csv\n")  # fmt: skip
+    wanted = f"--import {tmp_path}/x.ncu-rep --page raw --csv --print-units base"
+    tool.write_text(f'#!/bin/sh\n[ "$*" = "{wanted}" ] && cat {RECORDED}/ncu_raw.csv\n')
     tool.chmod(0o755)
     monkeypatch.setattr(tools, "find", lambda name: str(tool))
     report = tmp_path / "x.ncu-rep"

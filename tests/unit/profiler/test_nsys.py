@@ -57,9 +57,18 @@ def test_only_what_runs_in_a_range_is_its_own():
 
 def test_a_trace_without_our_ranges_is_refused(tmp_path):
     for path in RECORDED.glob("trace_*.csv"):
-        (tmp_path / path.name).write_text(path.read_text().replace(":hopperflash ", ":mine "))
+        (tmp_path / path.name).write_text(path.read_text().replace("hopperflash ", "mine "))
     with pytest.raises(InvalidArgument, match="holds no pass"):
         read(tmp_path / "trace.nsys-rep")
+
+
+def test_notices_domains_and_ranges_without_work_are_read_over():
+    operations, ranges = (path.read_text() for path in nsys.tables(REPORT))
+    notice = "\nNOTICE: Existing SQLite export found\n\nProcessing [x.sqlite]... \n"
+    idle = "hopperflash backward,,,130000,500,PushPop,42,42,0,0,0,9,,:9\n"
+    ranges = ranges.replace("\nhopperflash", "\nlibrary:hopperflash") + idle
+    found = passes(nsys.parse_operations(notice + operations), nsys.parse_ranges(notice + ranges))
+    assert found == read(REPORT)
 
 
 def test_without_nsys_its_tables_are_asked_for(tmp_path, monkeypatch):

@@ -61,6 +61,9 @@ def test_everything_in_the_way_is_told_at_once(tmp_path, monkeypatch):
     assert watching.startswith("NSYS_PROFILING_SESSION_ID is set")
     assert permission == tools.PERMISSION
     assert tools.obstacles("ncu", counters=False) == [missing, watching]
+    parameters.write_text("RmProfilingAdminOnly: 0\n")
+    assert tools.obstacles("ncu", counters=True) == [missing, watching]
+    parameters.write_text("RmProfilingAdminOnly: 1\n")
     status.write_text("CapEff:\t000001ffffffffff\n")
     assert tools.obstacles("ncu", counters=True) == [missing, watching]
 
