@@ -119,16 +119,19 @@ def ncu(options: NcuOptions) -> None:
     is given or the emulator counts.
     """
     _check(options, emulated=options.emulated, report=options.report)
-    if options.dry_run:
-        stdout().print(str(_ncu_command(options)), markup=False)
-    elif options.emulated:
-        _show(_emulated(options), options)
-    elif options.report is not None:
+    if options.report is not None:
         _show(_compared(ncu_tool.read(options.report), options), options)
+        return
+    arch = _arch(options.arch)
+    plans = _plans(options, arch)
+    if options.dry_run:
+        stdout().print(str(_ncu_command(options, arch)), markup=False)
+    elif options.emulated:
+        _show(_emulated(options, plans), options)
     else:
         _require(tools.obstacles(ncu_tool.TOOL, counters=True), f"{WITHOUT_A_GPU}, `--emulated`"
                  " counts bytes in the emulator")  # fmt: skip
-        tools.run(_ncu_command(options))
+        tools.run(_ncu_command(options, arch))
         _show(_compared(ncu_tool.read(options.out), options), options)
         stderr().print(f"for ncu-ui: {options.out}", markup=False)
 
@@ -140,11 +143,12 @@ def nsys(options: NsysOptions) -> None:
     Needs a GPU and nsys, and no permission, unless a report is given.
     """
     _check(options, report=options.report)
-    made = nsys_tool.command(target_command(options), options.out)
-    if options.dry_run:
-        stdout().print(str(made), markup=False)
-        return
     if options.report is None:
+        _plans(options, _arch())
+        made = nsys_tool.command(target_command(options), options.out)
+        if options.dry_run:
+            stdout().print(str(made), markup=False)
+            return
         _require(tools.obstacles(nsys_tool.TOOL, counters=False), WITHOUT_A_GPU)
         tools.run(made)
     found = nsys_tool.read(options.report or options.out)
@@ -162,6 +166,7 @@ def iket(options: IketOptions) -> None:
     some there.
     """
     _check(options)
+    _plans(options, _arch())
     made = iket_tool.command(target_command(options), options.out)
     if options.dry_run:
         stdout().print(str(made), markup=False)
@@ -237,8 +242,7 @@ def _require(obstacles: Sequence[str], way_out: str) -> None:
         raise ProfilerFailed("cannot profile here:", [*obstacles, way_out])
 
 
-def _ncu_command(options: NcuOptions) -> Command:
-    arch = _arch(options)
+def _ncu_command(options: NcuOptions, arch: str) -> Command:
     settings = ncu_tool.Settings(
         arch,
         options.out,
@@ -251,10 +255,10 @@ def _ncu_command(options: NcuOptions) -> Command:
     return ncu_tool.command(target_command(options), settings, known)
 
 
-def _arch(options: NcuOptions, capability: tuple[int, int] = (0, 0)) -> str:
+def _arch(named: str | None = None, capability: tuple[int, int] = (0, 0)) -> str:
     """The compile target: as asked for, else of the GPU that a report is of, else of one here."""
-    if options.arch is not None:
-        return plan.arch_of(options.arch).name
+    if named is not None:
+        return plan.arch_of(named).name
     if capability == (0, 0):
         import torch
 
@@ -264,40 +268,40 @@ def _arch(options: NcuOptions, capability: tuple[int, int] = (0, 0)) -> str:
     return plan.arch_of_capability(capability).name
 
 
-def _plans(options: NcuOptions, arch: str) -> list[plan.LaunchPlan]:
+def _plans(options: TargetOptions, arch: str) -> list[plan.LaunchPlan]:
+    """A plan for each pass; `UnsupportedProblem` where one launches nothing."""
     shared = {
         field.name: getattr(options, field.name) for field in dataclasses.fields(ProblemOptions)
     }
     shared |= {name: getattr(options, name) for name in ("deterministic", "backend")}
     directions = _DIRECTIONS[options.direction]
-    return [plan_of(ExplainOptions(**shared, arch=arch, direction=way)) for way in directions]
+    plans = [plan_of(ExplainOptions(**shared, arch=arch, direction=way)) for way in directions]
+    idle = [f"{one.direction}: {one.backend} takes it" for one in plans if not one.calls]
+    if idle:
+        raise UnsupportedProblem("nothing to profile: this problem launches no kernel:", idle)
+    return plans
 
 
 def _compared(profiles: tuple[KernelProfile, ...], options: NcuOptions) -> tuple[Comparison, ...]:
     from hopperflash.analysis.tiled_traffic import USUAL_L2
     from hopperflash.profiler.comparison import of_profiles
 
-    arch = _arch(options, profiles[0].capability)
+    arch = _arch(options.arch, profiles[0].capability)
     return of_profiles(profiles, _plans(options, arch), USUAL_L2.get(arch))
 
 
-def _emulated(options: NcuOptions) -> tuple[Comparison, ...]:
+def _emulated(options: NcuOptions, plans: list[plan.LaunchPlan]) -> tuple[Comparison, ...]:
     from hopperflash.profiler import passes
     from hopperflash.profiler.comparison import of_emulated
     from hopperflash.runtime.emulation import emulate
 
-    arch = _arch(options)
-    plans = _plans(options, arch)
     schedule = passes.Schedule(_DIRECTIONS[options.direction], iterations=1, warm_up=0)
     with stages() as progress:
         progress.enter("executing CTAs")
-        with emulate(arch, hazards="basic", progress=progress.advance) as run:
+        with emulate(plans[0].arch.name, hazards="basic", progress=progress.advance) as run:
             passes.run(_attention(options, "cpu"), schedule)
     shapes = {info.kernel_name: (info.grid, info.block) for info in run.launches}
-    found = tuple(of_emulated(run.kernels, shapes, plans))
-    if not found:
-        raise UnsupportedProblem("nothing to count: this problem launches no kernel")
-    return found
+    return tuple(of_emulated(run.kernels, shapes, plans))
 
 
 def _show(found: tuple[Comparison, ...], options: NcuOptions) -> None:

@@ -101,11 +101,21 @@ def test_wrong_options_are_told_at_once():
         assert f"- {text}" in result.stderr
 
 
-@pytest.mark.parametrize("sizes", [("--heads", "3", "--kv-heads", "2"), ("--head-dim", "12")])
-def test_what_is_no_problem_is_refused(sizes):
-    result = run("ncu", "--report", str(RECORDED / "ncu_raw.csv"), *sizes)
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (("--heads", "3", "--kv-heads", "2"), "heads"),
+        (("--head-dim", "12"), "head_dim of q is 12"),
+        (("--seqlens", "0,0"), "nothing to profile"),
+        (("--backend", "cpu"), "cpu"),
+    ],
+)
+@pytest.mark.parametrize("tool", ["ncu", "nsys", "iket"])
+def test_what_cannot_run_is_refused_before_a_tool_is_started(tool, sizes, message):
+    result = run(tool, "--dry-run", *sizes)
     assert result.exit_code == 2
-    assert "Traceback" not in result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr and result.stdout == ""
 
 
 def test_a_report_is_printed_beside_the_models():
