@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from hopperflash.errors import InvalidArgument
-from hopperflash.profiler import tools
-from hopperflash.profiler.passes import PREFIX
+from hopperflash.profiler import RANGE, tools
 from hopperflash.profiler.tools import Command
 
 TOOL = "nsys"
@@ -119,9 +118,7 @@ def read(report: Path) -> tuple[PassTime, ...]:
     operations, ranges = (path.read_text(errors="replace") for path in tables(report))
     found = passes(parse_operations(operations), parse_ranges(ranges))
     if not found:
-        raise InvalidArgument(
-            f"{report} holds no pass: no NVTX range is named {PREFIX!r} something"
-        )
+        raise InvalidArgument(f"{report} holds no pass: no NVTX range is named {RANGE!r} something")
     return found
 
 
@@ -149,10 +146,10 @@ def parse_ranges(text: str) -> list[Range]:
     found = []
     for row in _rows(text, "Name"):
         name = row["Name"].rpartition(":")[2]
-        if name.startswith(PREFIX) and row["Projected Start (ns)"]:
+        if name.startswith(RANGE) and row["Projected Start (ns)"]:
             times = ("Projected Start (ns)", "Projected Duration (ns)", "Orig Duration (ns)")
             start, duration, host = (int(row[column]) for column in times)
-            found.append(Range(name.removeprefix(PREFIX), start, duration, host))
+            found.append(Range(name.removeprefix(RANGE), start, duration, host))
     return found
 
 

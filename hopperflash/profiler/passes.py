@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from hopperflash import api
+from hopperflash.profiler import RANGE
 
 Marks = Callable[[str], AbstractContextManager[Any]]
-PREFIX = "hopperflash "
-PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -103,4 +102,4 @@ def _iteration(
 
 
 def _range(name: str) -> AbstractContextManager[Any]:
-    return torch.cuda.nvtx.range(PREFIX + name)
+    return torch.cuda.nvtx.range(RANGE + name)
