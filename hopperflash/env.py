@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from hopperflash.errors import InvalidArgument
@@ -12,6 +13,7 @@ CACHE_DIR = "HOPPERFLASH_CACHE_DIR"
 CACHE_SEED = "HOPPERFLASH_CACHE_SEED"
 CACHE_SIZE = "HOPPERFLASH_CACHE_SIZE"
 LOG = "HOPPERFLASH_LOG"
+LINE_INFO = "CUTE_DSL_LINEINFO"  # the compiler's own
 FLASH_ATTENTION_DETERMINISTIC = "FLASH_ATTENTION_DETERMINISTIC"  # transformers' own
 VARIABLES = (CACHE, CACHE_DIR, CACHE_SEED, CACHE_SIZE, LOG)
 
@@ -25,9 +27,16 @@ _COMPILER = (
     "CUTE_DSL_DEBUG",
     "CUTE_DSL_ENABLE_ASSERTIONS",
     "CUTE_DSL_ENABLE_PYIR",
-    "CUTE_DSL_LINEINFO",
+    LINE_INFO,
     "CUTE_DSL_LOC_TRACEBACKS",
     "CUTE_DSL_TOLERATE_M2M",
+)
+
+# What Nsight Systems, Nsight Compute and tools like them set in the processes that they start.
+_PROFILERS = (
+    "NSYS_PROFILING_SESSION_ID",
+    "NV_NSIGHT_INJECTION_TRANSPORT_TYPE",
+    "CUDA_INJECTION64_PATH",
 )
 
 
@@ -84,6 +93,21 @@ def flash_attention_deterministic() -> bool:
 def compiler_settings() -> tuple[tuple[str, str], ...]:
     """Names and values of the variables that change what the compiler generates."""
     return tuple((name, os.environ[name]) for name in _COMPILER if os.environ.get(name))
+
+
+def of_child(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is started from here, with some variables set anew."""
+    return {**os.environ, **settings}
+
+
+def cuda_home() -> Path | None:
+    """Where the user has a CUDA toolkit."""
+    return _path("CUDA_HOME") or _path("CUDA_PATH")
+
+
+def attached_profiler() -> str | None:
+    """The variable that shows that a profiler watches this process and those it starts."""
+    return next((name for name in _PROFILERS if os.environ.get(name)), None)
 
 
 def _path(name: str) -> Path | None:

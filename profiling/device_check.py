@@ -3,8 +3,8 @@
     python -m profiling.device_check --minutes N --out DIR
 
 Fills DIR with summary.md, which is up to date after every step, and a log and results for each. In
-this order: doctor, demo, the GPU tests by importance, a short benchmark, Nsight Compute on three
-kernels where it is installed, the whole benchmark. A step that fails does not stop the next; one
+this order: doctor, demo, the GPU tests by importance, a short benchmark, Nsight Compute and Systems
+where they are installed, the whole benchmark. A step that fails does not stop the next; one
 that runs too long is stopped, and so is the last when the minutes are over.
 
 Exit status: 0, 1 where a step failed, 2 where nothing can run here; the summary says what to carry.
@@ -17,7 +17,6 @@ import argparse
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,41 +28,17 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
+from hopperflash.profiler import tools
+
 ROOT = Path(__file__).parents[1]
 OK, FAILED, CANNOT = 0, 1, 2
 GRACE = 10.0  # seconds between asking a step to end and ending it
 WORTHWHILE = 15.0  # a step is not begun with less left
 
-_COMMAND = (sys.executable, "-c", "from hopperflash.cli.main import app; app()")
+_COMMAND = (sys.executable, "-m", "hopperflash")
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-# A forward and a backward of what the field measures, the last of three being warm.
-_CALLS = """
-import torch, hopperflash
-x = [torch.randn(4, 4096, 16, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-     for _ in range(3)]
-for _ in range(3):
-    out = hopperflash.flash_attn_func(*x, causal=True)
-    out.backward(torch.ones_like(out))
-torch.cuda.synchronize()
-"""
-# Profiles by the kernels' names, whichever architecture they are of.
-PROFILED = {
-    "forward": r"regex:^hopperflash_fwd",
-    "backward": r"regex:^hopperflash_bwd_sm",
-    "backward-preprocess": r"regex:^hopperflash_bwd_preprocess",
-}
-_NCU_PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
-# What a tool prints when something outside of this project has to change: what that means for the
-# step, whatever its exit status, and what to do.
-_ADVICE = {
-    "ERR_NVGPUCTRPERM": (
-        "left out",
-        "ncu may not read the GPU's counters: run as root, in a container with"
-        " --cap-add SYS_ADMIN, or have the host load the driver with"
-        " NVreg_RestrictProfilingToAdminUsers=0",
-    ),
-    "No kernels were profiled": ("FAILED", "ncu saw no kernel of that name"),
-}
+# What the field measures.
+_SIZES = ("--batch=4", "--seqlen=4096", "--heads=16", "--kv-heads=16", "--head-dim=128")
 
 
 @dataclass(frozen=True)
@@ -162,25 +137,16 @@ def _bench(name: str, out: Path, *options: str, limit: float) -> Step:
 
 
 def _profiles(out: Path) -> list[Step]:
-    """The second launch of each kernel, with all of Nsight Compute's sections."""
-    ncu, found = find_ncu(), []
-    for name, kernel in PROFILED.items():
-        options = ("--set", "full", "--kernel-name", kernel, "--launch-skip", "1")
-        file = ("--launch-count", "1", "--force-overwrite", "--export", str(out / f"ncu-{name}"))
-        command = (ncu or "ncu", *options, *file, sys.executable, "-c", _CALLS)
-        places = ", ".join(("PATH", *_NCU_PLACES))
-        missing = "" if ncu else f"no ncu in {places}: install nsight-compute"
-        found.append(Step(f"ncu-{name}", command, 180, missing=missing))
+    """Each pass under Nsight Compute, with all of its sections; both under Nsight Systems."""
+    found = []
+    for tool, direction in (("ncu", "forward"), ("ncu", "backward"), ("nsys", "both")):
+        name = f"{tool}-{direction}"
+        options = ("--all-sections",) if tool == "ncu" else ()
+        file = f"--out={out / f'{name}.{tool}-rep'}"
+        command = (*_COMMAND, "profile", tool, f"--direction={direction}", *_SIZES, *options, file)
+        missing = "" if tools.find(tool) else tools.absent(tool)
+        found.append(Step(name, command, 240, missing=missing))
     return found
-
-
-def find_ncu() -> str | None:
-    """Nsight Compute's command; the newest where there are several releases."""
-    on_path = shutil.which("ncu")
-    if on_path:
-        return on_path
-    found = [path for place in _NCU_PLACES for path in Path(place).glob("**/ncu") if path.is_file()]
-    return str(max(found)) if found else None
 
 
 def check(todo: Sequence[Step], summary: Summary, deadline: float) -> int:
@@ -239,8 +205,9 @@ def run(step: Step, log: Path, limit: float) -> Outcome:
             _end(process)
     seconds = time.monotonic() - begin
     text = log.read_text(errors="replace")
-    for sign, (meaning, advice) in _ADVICE.items():
+    for sign, advice in tools.ADVICE.items():
         if sign in text:
+            meaning = "FAILED" if sign in tools.FAULTS else "left out"
             return Outcome(step, meaning, seconds, advice)
     return Outcome(step, result, seconds, last_words(text))
 

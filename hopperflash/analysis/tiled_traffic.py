@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hopperflash.analysis.traffic import Traffic
-from hopperflash.plan import KernelCall, LaunchPlan
+from hopperflash.plan import ArchSpec, KernelCall, LaunchPlan
 from hopperflash.plan.block_range import (
     BlockRange,
     Tiling,
@@ -55,6 +55,11 @@ class L2:
     bytes: int
     sms: int
 
+    @classmethod
+    def of(cls, arch: ArchSpec) -> L2:
+        """That of a device, or of a target's common part."""
+        return cls(arch.l2_bytes, arch.sms)
+
 
 @dataclass(frozen=True)
 class TiledTraffic:
@@ -95,9 +100,16 @@ class TiledTraffic:
 def tiled_traffic(plan: LaunchPlan) -> TiledTraffic:
     """The traffic of a plan of dense operands; ValueError for packed ones, whose lengths are values
     of tensors, and where nothing is launched."""
-    if plan.problem.is_packed or not plan.calls:
+    if not plan.calls:
+        raise ValueError("nothing is launched")
+    return call_traffic(plan, *plan.calls)
+
+
+def call_traffic(plan: LaunchPlan, *calls: KernelCall) -> TiledTraffic:
+    """The traffic of some of a plan's launches, over dense operands."""
+    if plan.problem.is_packed:
         raise ValueError("only launches over dense operands have a traffic that is known ahead")
-    streams = tuple(stream for call in plan.calls for stream in _of_call(plan, call))
+    streams = tuple(stream for call in calls for stream in _of_call(plan, call))
     return TiledTraffic(streams, plan.problem.batch * plan.problem.heads_k)
 
 

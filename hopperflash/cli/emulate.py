@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hopperflash.cli.options import ProblemOptions, Seed, Sizes, command, flag
+from hopperflash.cli.options import ProblemOptions, Seed, command, flag
 from hopperflash.cli.output import WRONG, Stages, print_json, stages, stderr, stdout
 from hopperflash.errors import InvalidArgument, UnsupportedProblem
 
@@ -61,35 +61,24 @@ def emulate(options: EmulateOptions) -> None:
 
 
 def _executed(options: EmulateOptions, progress: Stages) -> EmulationRun:
-    from hopperflash import api
-    from hopperflash.cli.inputs import offsets, random_inputs
+    import torch
+
+    from hopperflash.cli.inputs import random_attention
     from hopperflash.emulator import EmulationError
     from hopperflash.runtime import emulation
 
-    sizes, seqlens = Sizes.of(options), options.packed_lengths
-    if seqlens is not None:
-        sizes = replace(sizes, batch=1, seqlen_q=sum(seqlens), seqlen_k=sum(seqlens))
+    attention = random_attention(options, options.seed)
     backward = options.direction == "backward"
-    operands = random_inputs(sizes, options.seed).operands
-    q, k, v = (operand.requires_grad_(backward) for operand in operands)
-    attention: dict[str, Any] = {
-        "causal": options.attention.causal,
-        "window_size": options.attention.window_size,
-        "softcap": options.attention.softcap,
-        "return_lse": True,
-    }
+    for operand in (attention.q, attention.k, attention.v):
+        operand.requires_grad_(backward)
     try:
         with emulation.emulate(
             options.arch, schedule=options.schedule, seed=options.seed, progress=progress.advance
         ) as run:
             progress.enter("executing CTAs")
-            if seqlens is None:
-                out, _ = api.flash_attn_func(q, k, v, **attention)
-            else:
-                packing = (offsets(seqlens), offsets(seqlens), max(seqlens), max(seqlens))
-                out, _ = api.flash_attn_varlen_func(q[0], k[0], v[0], *packing, **attention)
+            out, _ = attention.forward()
             if backward:
-                out.sum().backward()
+                torch.autograd.backward(out.sum())
     except EmulationError as error:
         stderr().print(f"WRONG: the kernel failed: {error}", markup=False)
         raise typer.Exit(WRONG) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hopperflash.cli.options import Sizes
+from hopperflash.cli.options import ProblemOptions, Sizes
 from hopperflash.errors import InvalidArgument
+from hopperflash.profiler.passes import Attention
 
 NAMES = ("q", "k", "v")
 _BOOLEANS = {"true": True, "false": False}
@@ -46,6 +47,19 @@ def random_inputs(sizes: Sizes, seed: int) -> Inputs:
         for shape in (sizes.q_shape, sizes.k_shape, sizes.k_shape)
     )
     return Inputs(q, k, v, sizes.causal)
+
+
+def random_attention(options: ProblemOptions, seed: int) -> Attention:
+    """The problem that options describe, on the CPU, with standard normal operands."""
+    sizes, seqlens, asked = Sizes.of(options), options.packed_lengths, options.attention
+    keywords = {
+        "causal": asked.causal, "window_size": asked.window_size, "softcap": asked.softcap
+    }  # fmt: skip
+    if seqlens is None:
+        return Attention(*random_inputs(sizes, seed).operands, keywords)
+    sizes = replace(sizes, batch=1, seqlen_q=sum(seqlens), seqlen_k=sum(seqlens))
+    q, k, v = (operand[0] for operand in random_inputs(sizes, seed).operands)
+    return Attention(q, k, v, keywords, offsets(seqlens), max(seqlens))
 
 
 def offsets(seqlens: Sequence[int]) -> Tensor:

@@ -163,8 +163,8 @@ def _plan(options: IoOptions, length: int, direction: Direction) -> plan.LaunchP
 
 def _l2(options: IoOptions) -> L2:
     """That of the options, or of the arch's usual device."""
-    arch, mib = plan.arch_of(options.arch), options.l2_mib
-    return L2(arch.l2_bytes if mib is None else mib * MIB, options.sms or arch.sms)
+    usual, mib = L2.of(plan.arch_of(options.arch)), options.l2_mib
+    return L2(usual.bytes if mib is None else mib * MIB, options.sms or usual.sms)
 
 
 def _doubled(first: int, last: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hopperflash.cli import cache
+from hopperflash.cli import cache, profile
 from hopperflash.cli.bench import bench
 from hopperflash.cli.compile import compile_kernels
 from hopperflash.cli.demo import demo
@@ -27,3 +27,4 @@ app.command()(emulate)
 app.command()(explain)
 app.command()(io)
 app.add_typer(cache.app, name="cache")
+app.add_typer(profile.app, name="profile")

@@ -21,8 +21,8 @@ FLOORS = (
     {"runtime"},
     {"calls", "ops"},
     {"api", "distributed", "fused_qkv"},
-    {"bench"},
-    {"integrations", "cli"},
+    {"bench", "profiler"},
+    {"integrations", "cli", "__main__"},
 )
 FLOOR_OF = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 PURE = {"errors", "problem", "plan"}
