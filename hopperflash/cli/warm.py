@@ -29,7 +29,7 @@ _LENGTHS = (1, 8192)
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """What `hopperflash cache warm` takes: lists are multiplied, lengths play no part."""
+    """What `hopperflash cache warm` takes: lists are multiplied, and all lengths served."""
 
     arch: Annotated[str, flag("Targets: sm_90a,sm_80.")] = "sm_90a"
     direction: Annotated[str, flag("Directions.")] = "forward,backward"
@@ -132,7 +132,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             head_dim=head_dims[head_dim],
             dtype=dtypes[dtype],
             causal=_MASKS[mask],
-            seqlen=seqlen,
+            seqlen=None if options.packed else seqlen,
             seqlens="512" if options.packed else None,
             window=options.window,
             softcap=options.softcap,

@@ -40,7 +40,8 @@ class ForwardConfig:
     holds; `stages_kv` buffers for K and as many for V; registers are per thread of each role.
     `group` query heads that share a key head may be folded into the rows: row r of a tile is then
     head r % group of query r // group, and rows past the last whole query are idle. `cluster_m`
-    CTAs with neighbouring tiles of a head load each block of K and V once for all of them.
+    CTAs with neighbouring tiles of a head load each block of K and V once for all of them. The
+    factors that rescale O are exponentials, which the MUFU need not compute.
     """
 
     tile_m: int
@@ -54,6 +55,7 @@ class ForwardConfig:
     stages_kv: int = 2
     group: int = 1
     cluster_m: int = 1
+    factors_on_fma: bool = False
     scheduler: Scheduler = Scheduler.SINGLE
 
     @property

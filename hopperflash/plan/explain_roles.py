@@ -20,7 +20,11 @@ def operand_notes(config: MainConfig) -> str:
     """Stages, and operands that do not come from shared memory as a matter of course."""
     if isinstance(config, ForwardConfig):
         source = f"P V takes P from {config.p_operand.value}"
-        return f"{config.stages_kv} stages of K and of V; {source}"
+        factors = "; factors that rescale O by FMA, as the MUFU would bind"
+        return (
+            f"{config.stages_kv} stages of K and of V; {source}"
+            f"{factors if config.factors_on_fma else ''}"
+        )
     if isinstance(config, ForwardConfigSm80):
         Q = "registers, loaded once" if config.q_in_registers else "shared memory"
         return f"{config.stages_kv} stages of K and of V; Q K^T takes Q from {Q}"

@@ -105,8 +105,9 @@ def test_warm_compiles_the_kernels_of_the_plans():
         for head_dim in (64, 128)
         for causal in (True, False)
         for direction in ("forward", "backward")
+        for sizes in (Sizes(), Sizes(seqlen_q=1), Sizes(seqlen_q=20000, seqlen_k=30000))
         for call in make_plan(
-            problem(Sizes(head_dim=head_dim), AttnOptions(causal=causal), device="cuda"),
+            problem(replace(sizes, head_dim=head_dim), AttnOptions(causal=causal), device="cuda"),
             arch_of("sm_90a"),
             direction,
         ).calls

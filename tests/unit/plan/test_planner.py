@@ -38,6 +38,7 @@ def test_hopper_forward(head_dim, causal):
         tiles_sm90.forward_config(tile, head_dim, head_dim),
         group=3,
         cluster_m=2 if head_dim > 96 else 1,
+        factors_on_fma=head_dim <= 64,
     )
     assert plan.backend == "sm90"
     assert call.spec.config == config
