@@ -23,9 +23,9 @@ from hopperflash.runtime.cache import key_of, own_store
 from hopperflash.runtime.compile import warm_kernel
 
 _MASKS = {"causal": True, "full": False}
-# The scheduler of a kernel and its pairs of CTAs depend on how many tiles there are: a few, some,
-# and more than any GPU's SMs.
-_LENGTHS = (512, 8192, 1 << 18)
+# (batch, length). Schedulers of kernels and their pairs of CTAs depend on how many tiles there are
+# and how long: one, a few, many blocks in each, and many tiles.
+_SIZES = ((1, 1), (1, 512), (1, 8192), (64, 2048))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
         listed("mask", options.mask, _MASKS, ", ".join(_MASKS)),
         options.arch.split(","),
         options.direction.split(","),
-        _LENGTHS,
+        _SIZES,
     )
     if reasons:
         raise InvalidArgument("these options are no lists of what can be compiled:", reasons)
@@ -134,7 +134,8 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             dtype=dtypes[dtype],
             causal=_MASKS[mask],
             seqlen=None if options.packed else seqlen,
-            seqlens=str(seqlen) if options.packed else None,
+            batch=None if options.packed else batch,
+            seqlens=",".join([str(seqlen)] * batch) if options.packed else None,
             window=options.window,
             softcap=options.softcap,
             head_dim_v=options.head_dim_v,
@@ -142,7 +143,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             direction=direction,
             backend=options.backend,
         )
-        for dtype, head_dim, mask, arch, direction, seqlen in chosen
+        for dtype, head_dim, mask, arch, direction, (batch, seqlen) in chosen
     ]
 
 

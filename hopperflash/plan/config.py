@@ -42,7 +42,8 @@ class ForwardConfig:
     `ping_pong` the consumer warpgroups issue their GEMMs in turns. `group` query heads that share a
     key head may be folded into the rows: row r of a tile is then head r % group of query r //
     group, and rows past the last whole query are idle. `cluster_m` CTAs with neighbouring tiles of
-    a head load each block of K and V once for all of them.
+    a head load each block of K and V once for all of them. The factors that rescale O are
+    exponentials, which the MUFU need not compute.
     """
 
     tile_m: int
@@ -57,6 +58,7 @@ class ForwardConfig:
     ping_pong: bool = False
     group: int = 1
     cluster_m: int = 1
+    factors_on_fma: bool = False
     scheduler: Scheduler = Scheduler.SINGLE
 
     @property

@@ -7,7 +7,7 @@ constant. `docs/performance.md` has the assumptions, and the predictions beside 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hopperflash.plan.config import (
@@ -40,6 +40,9 @@ _MATRICES = 8  # 16-bit values that a thread hands to one stmatrix
 FORWARD_OVERHEAD = 90
 BACKWARD_OVERHEAD = 175
 SHARED_P_OVERHEAD = 40
+# An exponential without the MUFU: three additions and a polynomial of degree 5; bounds and bits.
+EXP2_FMA = 8
+EXP2_ALU = 2
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,13 @@ def tile_step(config: ForwardConfig | BackwardConfig, itemsize: int) -> TileStep
     return _backward(config, itemsize)
 
 
+def with_cheapest_factors(config: ForwardConfig, itemsize: int) -> ForwardConfig:
+    """The configuration with the factors that rescale O on the FMA pipe, if the MUFU would bind."""
+    on_fma = replace(config, factors_on_fma=True)
+    before, after = (tile_step(c, itemsize).units.bound.clocks for c in (config, on_fma))
+    return on_fma if after < before else config
+
+
 def moved_bytes(config: MainConfig, itemsize: int) -> Moved:
     """K and V of a forward step; Q and dO of a backward step, and its dQ in fp32."""
     c = config
@@ -182,11 +192,11 @@ def _forward(config: ForwardConfig, itemsize: int) -> TileStep:
         ),
         l2_bytes=moved.l2,
         thread=ThreadWork(
-            mufu=scores + _ROWS,
+            mufu=scores + _ROWS * (not c.factors_on_fma),
             # scale and shift, row sum, rescaling of O
-            fma=2 * scores + outputs,
+            fma=2 * scores + outputs + _ROWS * EXP2_FMA * c.factors_on_fma,
             # row maximum, P packed in pairs
-            alu=1.5 * scores,
+            alu=1.5 * scores + _ROWS * EXP2_ALU * c.factors_on_fma,
             lsu=shuffles + (scores / _MATRICES if shared_P else 0),
             overhead=FORWARD_OVERHEAD + SHARED_P_OVERHEAD * shared_P,
         ),

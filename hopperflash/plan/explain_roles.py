@@ -20,8 +20,10 @@ def operand_notes(config: MainConfig) -> str:
     """Stages, and operands that do not come from shared memory as a matter of course."""
     if isinstance(config, ForwardConfig):
         source = f"P V takes P from {config.p_operand.value}"
-        turns = "; warpgroups issue GEMMs in turns" if config.ping_pong else ""
-        return f"{config.stages_kv} stages of K and of V; {source}{turns}"
+        notes = [f"{config.stages_kv} stages of K and of V", source]
+        notes += ["warpgroups issue GEMMs in turns"] * config.ping_pong
+        notes += ["factors that rescale O by FMA, as the MUFU would bind"] * config.factors_on_fma
+        return "; ".join(notes)
     if isinstance(config, ForwardConfigSm80):
         Q = "registers, loaded once" if config.q_in_registers else "shared memory"
         return f"{config.stages_kv} stages of K and of V; Q K^T takes Q from {Q}"

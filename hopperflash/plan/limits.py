@@ -8,7 +8,7 @@ from hopperflash.problem import AttnProblem, Direction, MaskKind
 
 GRID_YZ_MAX = 65535
 GRID_X_MAX = 2**31 - 1
-# Device coordinates are 32-bit and run past a sequence by less than one tile.
+# Device coordinates are 32-bit and run past a sequence by less than two tiles of 128 or one of 192.
 SEQLEN_MAX = 2**31 - 256
 # Under a window they run past it by a bound as well.
 WINDOW_SEQLEN_MAX = 2**29

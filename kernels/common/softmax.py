@@ -11,12 +11,25 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Constexpr, Float32, Int32
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 _QUAD = 4  # lanes that hold one row of an accumulator
 _OTHER_LANES = (2, 1)  # of a quad, for a butterfly
+
+# 2^f on [-1/2, 1/2] with p(0) = 1, of least relative error: 2^-23.4.
+EXP2_COEFFICIENTS = (
+    1.0,
+    0.6931470036506653,
+    0.24022242426872253,
+    0.05550733581185341,
+    0.009671512991189957,
+    0.001326472731307149,
+)
+_FRACTION_BITS = 23
+_ROUND_TO_INTEGER = 1.5 * 2.0**_FRACTION_BITS
+_EXP2_UNDERFLOW = -127.0
 
 
 class Scales(NamedTuple):
@@ -69,8 +82,12 @@ def online_step(
     stats: RowStats,
     rescale: cute.Tensor,  # (rows,) out: factor of what was accumulated under the old maximum
     scale_log2: Float32,
+    factors_on_fma: Constexpr[bool] = False,
 ):
-    """One key block: update maximum and sum, turn scores into probabilities."""
+    """One key block: update maximum and sum, turn scores into probabilities.
+
+    The MUFU computes the factors too, unless they are to be left to the FMA pipe.
+    """
     for r in cutlass.range_constexpr(cute.size(stats.row_max)):
         scores = acc_S_mn[r, None].load()
         row_max_old = stats.row_max[r]
@@ -84,7 +101,10 @@ def online_step(
         row_max_scaled = row_max * scale_log2
         probabilities = scaled_exp2(scores, scale_log2, -row_max_scaled)
         # Exactly 1 under an unchanged maximum, whose rounding would add up over the blocks.
-        rescale[r] = scaled_exp2(row_max_old - row_max, scale_log2, Float32(0.0))
+        if cutlass.const_expr(factors_on_fma):
+            rescale[r] = exp2_by_fma((row_max_old - row_max) * scale_log2)
+        else:
+            rescale[r] = scaled_exp2(row_max_old - row_max, scale_log2, Float32(0.0))
         stats.row_sum[r] = probabilities.reduce(
             cute.ReductionOp.ADD, stats.row_sum[r] * rescale[r], 0
         )
@@ -100,6 +120,24 @@ def scaled_exp2(x: Any, scale: Any, offset: Any) -> Any:
     if isinstance(x, cute.TensorSSA):
         scale, offset = cute.full_like(x, scale), cute.full_like(x, offset)
     return cute.math.exp2(cute.math.fma(x, scale, offset), fastmath=True)
+
+
+@cute.jit
+def exp2_by_fma(x: Float32):
+    """2^x of x <= 0 without the MUFU: relative error below 2^-22, exactly 1 at 0, and 0 from -127
+    on.
+
+    x = n + f with |f| <= 1/2 (Cody and Waite), 2^f by a polynomial, n added to its exponent.
+    """
+    x = cute.arch.fmax(x, Float32(_EXP2_UNDERFLOW))
+    # The sum's last bits are n in two's complement.
+    rounded = x + Float32(_ROUND_TO_INTEGER)
+    f = x - (rounded - Float32(_ROUND_TO_INTEGER))
+    power = Float32(EXP2_COEFFICIENTS[-1])
+    for coefficient in EXP2_COEFFICIENTS[-2::-1]:
+        power = cute.math.fma(power, f, Float32(coefficient))
+    exponent = rounded.bitcast(Int32) << _FRACTION_BITS
+    return (exponent + power.bitcast(Int32)).bitcast(Float32)
 
 
 @cute.jit

@@ -30,7 +30,7 @@ def _forward(head_dim: int) -> Subject:
     return Subject(name, "ForwardSm90", partial(check, 576), partial(check, 3392))
 
 
-def _clustered() -> Subject:
+def _paired() -> Subject:
     """Two causal row blocks whose CTAs load keys for each other, 9 blocks or 29, the last of which
     only one of them sees: what hands memory on between CTAs."""
     names = {
@@ -45,7 +45,7 @@ def _clustered() -> Subject:
         check_forward(case, hopperflash.flash_attn_func)
 
     return Subject(
-        "clustered-forward-d128", "ForwardSm90", partial(check, 1100), partial(check, 3660),
+        "forward-paired-d128", "ForwardSm90", partial(check, 1100), partial(check, 3660),
         faults=tuple(fault for fault in FAULTS if fault.name in names),
     )  # fmt: skip
 
@@ -163,7 +163,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
-    *_dependents(), *_persistent(), _clustered(),
+    *_dependents(), *_persistent(), _paired(),
 )  # fmt: skip
 
 
@@ -280,7 +280,7 @@ _BACKWARD_SM80 = (
 )  # fmt: skip
 _SAME_HANDED_ON = {("mbarrier-wait", 2), ("bulk-wait", 1), ("bulk-wait-for-older", 1)}
 _PERSISTENT_BACKWARD = tuple(entry for entry in _BACKWARD if entry[:2] in _SAME_HANDED_ON)
-_CLUSTERED = (
+_PAIRED = (
     ("mbarrier-wait", 0, _FRESH_QUERY_BUFFER),
     ("mbarrier-arrive", 7, "The release of the last V block, which nobody waits for."),
     ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
@@ -288,7 +288,7 @@ _CLUSTERED = (
 )
 _TABLE = (
     ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
-    ("persistent-backward-d64", _PERSISTENT_BACKWARD), ("clustered-forward-d128", _CLUSTERED),
+    ("persistent-backward-d64", _PERSISTENT_BACKWARD), ("forward-paired-d128", _PAIRED),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)

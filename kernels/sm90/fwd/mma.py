@@ -151,7 +151,7 @@ def first_key_block(ctx: MmaContext, tile: QueryTile, fragments: Fragments, stat
     ctx.pipelines.K.consumer_release(states.K)
     cap_block(ctx, acc_S)
     mask_block(ctx, tile, acc_S, tile.keys.end - 1)
-    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
+    update_rows(ctx, fragments, acc_S)
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
     return states
@@ -179,7 +179,7 @@ def one_key_block(
     cap_block(ctx, acc_S)
     if cutlass.const_expr(masked):
         mask_block(ctx, tile, acc_S, n_block)
-    softmax.online_step(mn_view(acc_S), fragments.stats, fragments.rescale, ctx.scales.log2)
+    update_rows(ctx, fragments, acc_S)
     # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
     ctx.pipelines.V.consumer_release(states.V)
@@ -244,6 +244,18 @@ def multiply_values(ctx: MmaContext, fragments: Fragments, state_V: pipeline.Pip
     ctx.pipelines.V.consumer_wait(state_V)
     tOrVt = fragments.tOrVt[None, None, None, state_V.index]
     wgmma.gemm(ctx.mma_O, fragments.acc_O, fragments.tOrP, tOrVt, accumulate=True)
+
+
+@cute.jit
+def update_rows(ctx: MmaContext, fragments: Fragments, acc_S: cute.Tensor):
+    """Probabilities in place of scores, the row statistics, and the factors of what was before."""
+    softmax.online_step(
+        mn_view(acc_S),
+        fragments.stats,
+        fragments.rescale,
+        ctx.scales.log2,
+        ctx.config.factors_on_fma,
+    )
 
 
 @cute.jit

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hopperflash.plan.arch import arch_of
-from hopperflash.plan.cost import Gemm, moved_bytes, tile_step
+from hopperflash.plan.cost import Gemm, moved_bytes, tile_step, with_cheapest_factors
 from hopperflash.plan.explain import explain
 from hopperflash.plan.planner import make_plan
 from hopperflash.plan.tiles_sm90 import (
@@ -105,6 +105,17 @@ def test_the_longest_unit_bounds():
     assert units.bound == ("MUFU", 9)
     assert units.l2_demand == 2 / 9
     assert replace(units, l2=18).l2_demand == 2
+
+
+@pytest.mark.parametrize("head_dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)])
+def test_factors_leave_the_mufu_where_it_binds(head_dims):
+    config = forward(head_dims, MaskKind.CAUSAL)
+    chosen = with_cheapest_factors(config, 2)
+    bound = tile_step(config, 2).units.bound
+    assert chosen.factors_on_fma == (bound.unit == "MUFU")
+    if chosen.factors_on_fma:
+        assert bound.clocks == 1584
+        assert tile_step(chosen, 2).units.bound == ("tensor cores", 1536)
 
 
 @pytest.mark.parametrize(

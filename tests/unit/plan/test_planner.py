@@ -39,6 +39,7 @@ def test_hopper_forward(head_dim, causal):
         tiles_sm90.forward_config(tile, head_dim, head_dim),
         group=3,
         cluster_m=2 if head_dim > 96 else 1,
+        factors_on_fma=head_dim <= 64,
     )
     if not causal and -(-1000 // config.queries) * 2 * 3 > 132:
         config = replace(config, scheduler=Scheduler.PERSISTENT)
