@@ -100,12 +100,18 @@ def gemm(
     fragments_A: cute.Tensor,  # (MMA, MMA_M, MMA_K)
     fragments_B: cute.Tensor,  # (MMA, MMA_N, MMA_K)
     accumulate: Constexpr[bool],
+    fence: Constexpr[bool] = True,
 ):
-    """acc (+)= A B^T as one committed group of wgmmas; the caller waits for it."""
+    """acc (+)= A B^T as one committed group of wgmmas; the caller waits for it.
+
+    The fence orders all registers that were touched before; right behind another GEMM there are
+    none.
+    """
     # An atom of its own: setting a field of `mma` here would leak out of the caller's loop.
     atom = cute.make_mma_atom(mma.op)
     atom.set(warpgroup.Field.ACCUMULATE, accumulate)
-    warpgroup.fence()
+    if cutlass.const_expr(fence):
+        warpgroup.fence()
     for k in cutlass.range_constexpr(cute.size(fragments_A, mode=[2])):
         cute.gemm(atom, acc, fragments_A[None, None, k], fragments_B[None, None, k], acc)
         atom.set(warpgroup.Field.ACCUMULATE, True)

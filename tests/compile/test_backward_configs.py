@@ -16,6 +16,7 @@ from hopperflash.plan import (
     PreprocessConfig,
     arch_of,
 )
+from hopperflash.plan.config import AccumulatorOrder
 from hopperflash.plan.family import POSTPROCESS, PREPROCESS
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles import HEAD_DIMS
@@ -114,9 +115,11 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
 def test_kernels_around_it_compile_clean(dtype: DType) -> None:
     signature = Signature(dtype, MaskKind.FULL, softcap=False)
     for ref, config in (
-        (PREPROCESS, PreprocessConfig(tile_m=128)),
-        (PREPROCESS, PreprocessConfig(tile_m=64, zero_dq=False)),
-        (POSTPROCESS, PostprocessConfig()),
+        (PREPROCESS, PreprocessConfig(128, AccumulatorOrder.FRAGMENTS)),
+        (PREPROCESS, PreprocessConfig(64, AccumulatorOrder.ROWS)),
+        (PREPROCESS, PreprocessConfig(64, None)),
+        (POSTPROCESS, PostprocessConfig(128, AccumulatorOrder.FRAGMENTS)),
+        (POSTPROCESS, PostprocessConfig(32, AccumulatorOrder.ROWS)),
     ):
         kernel = _clean(KernelSpec(ref, config, signature, "sm_90a"))
         assert kernel.sass.count("LDG") > 0

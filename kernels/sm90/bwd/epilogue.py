@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, pipeline
+from cutlass import Constexpr, Float32, Int32
 
 from hopperflash.plan.config import BackwardConfig
 
 from ...common.tiles import KeyTile
 from .. import copies, tma
-from .mma import TiledMmas, consumer_threads
-from .storage import Barrier, SmemTensors
+from .mma import TiledMmas
+from .storage import SmemTensors, consumers
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class EpilogueContext:
 def epilogue(ctx: EpilogueContext, tile: KeyTile, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
     """dK = softmax_scale acc_dK, and dV, for the keys that exist."""
     config, smem = ctx.config, ctx.smem
-    everyone = pipeline.NamedBarrier(
-        barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(config)
-    )
+    everyone = consumers(config)
     # No warpgroup may still read K or V.
     everyone.arrive_and_wait()
     if cutlass.const_expr(config.needs("dk")):
