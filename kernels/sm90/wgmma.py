@@ -6,7 +6,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32
+from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 _Kind = warpgroup.SmemLayoutAtomKind
@@ -91,6 +91,17 @@ def tiled_mma(
 def warpgroup_slice(mma: cute.TiledMma, warpgroup_idx: Any) -> Any:
     """The slice whose shared-memory fragments are uniform over a warpgroup."""
     return mma.get_slice(warpgroup_idx * THREADS_PER_WARPGROUP)
+
+
+def at_offset(fragment: cute.Tensor, offset: Int32) -> cute.Tensor:
+    """The descriptors (MMA, MMA_M or N, MMA_K) of an operand with one stage, so far on.
+
+    With an offset that the compiler does not know to be 0 it adds to the descriptor of the first
+    k-step. Else each would be a sum of constants of its own, with a carry.
+    """
+    layout = fragment[None, None, None, 0].layout
+    offsets = cute.append(layout, cute.make_layout(2, stride=1))
+    return cute.make_tensor(fragment.iterator, offsets)[None, None, None, offset]
 
 
 @cute.jit

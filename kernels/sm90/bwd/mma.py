@@ -24,6 +24,7 @@ from ...common.band import Band
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
 from ...common.tiles import KeyTile
+from ...common.work import anew
 from .. import copies, wgmma
 from .add_dq import (
     NO_TURN,
@@ -34,6 +35,9 @@ from .add_dq import (
 )
 from .load import loads_keys
 from .storage import Pipelines, SmemTensors, consumers
+
+
+_NO_BLOCK_BITS = 30  # no tensor has so many queries that these bits of a block's number are set
 
 
 class TiledMmas(NamedTuple):
@@ -142,7 +146,7 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
 
     def operand_A(mma: cute.TiledMma, sX: Any) -> Any:
         wg_mma = wgmma.warpgroup_slice(mma, warpgroup_idx)
-        return wg_mma.make_fragment_A(wg_mma.partition_A(sX))[None, None, None, 0]
+        return wg_mma.make_fragment_A(wg_mma.partition_A(sX))
 
     def operand_B(mma: cute.TiledMma, sX: Any) -> Any:
         wg_mma = wgmma.warpgroup_slice(mma, warpgroup_idx)
@@ -164,7 +168,7 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
         tdKrdSt=operand_A(mmas.dK, smem.sdSt) if shared_P else None,
         tdKrQt=operand_B(mmas.dK, smem.sQt),
         tdQrdS=operand_A(mmas.dQ, smem.sdS) if adds_dQ else None,
-        tdQrKt=operand_B(mmas.dQ, smem.sKt)[None, None, None, 0] if adds_dQ else None,
+        tdQrKt=operand_B(mmas.dQ, smem.sKt) if adds_dQ else None,
         acc_dV=accumulator(mmas.dV, config.head_dim_v),
         acc_dK=accumulator(mmas.dK, config.head_dim),
     )
@@ -188,11 +192,13 @@ def one_query_block(
     cSt = cute.make_identity_tensor(tile_nm)
     tScSt_mn = mn_view(thr_mma_St.partition_C(cSt))
     tSrQ, tdPrdO = (t[None, None, None, stage] for t in (fragments.tSrQ, fragments.tdPrdO))
+    nowhere = anew(m_block) >> _NO_BLOCK_BITS
+    tSrK, tdPrV = (wgmma.at_offset(t, nowhere) for t in (fragments.tSrK, fragments.tdPrV))
 
     # S^T = K Q^T, dP^T = V dO^T
     ctx.pipelines.Q.consumer_wait(states.Q)
-    wgmma.gemm(mmas.St, acc_S, fragments.tSrK, tSrQ, accumulate=False)
-    wgmma.gemm(mmas.St, acc_dP, fragments.tdPrV, tdPrdO, accumulate=False, fence=False)
+    wgmma.gemm(mmas.St, acc_S, tSrK, tSrQ, accumulate=False)
+    wgmma.gemm(mmas.St, acc_dP, tdPrV, tdPrdO, accumulate=False, fence=False)
     warpgroup.wait_group(1)
     if cutlass.const_expr(ctx.capped):
         softmax.cap_scores(mn_view(acc_S), ctx.scales)
@@ -217,7 +223,7 @@ def one_query_block(
         # What the step before added to dQ has been made by now, or nearly.
         cute.arch.fence_acq_rel_gpu()
     operands = operands_from_scores(ctx, fragments, acc_S, acc_dP)
-    counter = multiply_scores(head, operands, states, counter, m_block)
+    counter = multiply_scores(head, operands, states, counter, m_block, nowhere)
     states.Q.advance()
     return states, counter
 
@@ -229,6 +235,7 @@ def multiply_scores(
     states: States,
     counter: Int64,
     m_block: Int32,
+    nowhere: Int32,  # 0, for `wgmma.at_offset`
 ):
     """dV += P^T dO, dK += dS^T Q, dQ = dS K; releases the query tile.
 
@@ -238,15 +245,20 @@ def multiply_scores(
     ctx, fragments = head.mma, head.fragments
     config, mmas, stage = ctx.config, ctx.mmas, states.Q.index
     tdVrPt, tdKrdSt = operands
+    if cutlass.const_expr(config.p_operand is POperand.SHARED):
+        tdVrPt, tdKrdSt = (wgmma.at_offset(t, nowhere) for t in operands)
     tdVrdOt, tdKrQt = (t[None, None, None, stage] for t in (fragments.tdVrdOt, fragments.tdKrQt))
     acc_dQ = cute.make_rmem_tensor(
         mmas.dQ.partition_shape_C((config.tile_m, config.head_dim)), Float32
     )
     adds, alike = head.add is not None, config.dq_alike
+    tdQrdS, tdQrKt = fragments.tdQrdS, fragments.tdQrKt
+    if cutlass.const_expr(adds):
+        tdQrdS, tdQrKt = wgmma.at_offset(tdQrdS, nowhere), wgmma.at_offset(tdQrKt, nowhere)
     if cutlass.const_expr(config.needs("dv")):
         wgmma.gemm(mmas.dV, fragments.acc_dV, tdVrPt, tdVrdOt, accumulate=True)
     if cutlass.const_expr(adds and alike):
-        wgmma.gemm(mmas.dQ, acc_dQ, fragments.tdQrdS, fragments.tdQrKt, accumulate=False)
+        wgmma.gemm(mmas.dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
     if cutlass.const_expr(config.needs("dk")):
         wgmma.gemm(mmas.dK, fragments.acc_dK, tdKrdSt, tdKrQt, accumulate=True)
     if cutlass.const_expr(adds and alike):
@@ -255,7 +267,7 @@ def multiply_scores(
         add_dQ(head.add, head.sums, m_block, acc_dQ)
     if cutlass.const_expr(adds and not alike):
         warpgroup.wait_group(1 if config.needs("dk") else 0)
-        wgmma.gemm(mmas.dQ, acc_dQ, fragments.tdQrdS, fragments.tdQrKt, accumulate=False)
+        wgmma.gemm(mmas.dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
         counter = next_turn(head.add, head.tile, head.number, m_block, counter)
         warpgroup.wait_group(1)
         ctx.pipelines.Q.consumer_release(states.Q)
