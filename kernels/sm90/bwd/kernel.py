@@ -263,6 +263,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                 epilogue=EpilogueContext(
                     config=config,
                     packed=self.packed,
+                    mask_kind=band.kind,
                     mmas=mmas,
                     smem=smem,
                     tma_dK=tensors.tma_dK,

@@ -18,11 +18,12 @@ from cutlass import Constexpr, Float32, Int32, Int64, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from hopperflash.plan.config import BackwardConfig, POperand
+from hopperflash.problem.mask import MaskKind
 
 from ...common import gradients, softmax
 from ...common.band import Band
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
-from ...common.mask import mask_transposed_scores
+from ...common.mask import existing_keys, hide_keys, mask_transposed_scores
 from ...common.tiles import KeyTile
 from ...common.work import anew
 from .. import copies, wgmma
@@ -35,7 +36,6 @@ from .add_dq import (
 )
 from .load import loads_keys
 from .storage import Pipelines, SmemTensors, consumers
-
 
 _NO_BLOCK_BITS = 30  # no tensor has so many queries that these bits of a block's number are set
 
@@ -89,6 +89,7 @@ class HeadContext:
     add: Any  # AddContext, or None for a warpgroup that leaves dQ to others
     tile: KeyTile
     fragments: Fragments
+    existing_keys: Any  # a word a row of a thread; None where a band masks
     number: Int32
     sums: Any  # `thread_sums`
 
@@ -118,13 +119,18 @@ def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
     not, and those at a window's far edge do.
     """
     queries, fragments = tile.queries, make_fragments(ctx, adds_dQ=add is not None)
-    counter = Int64(NO_TURN)
+    counter, existing = Int64(NO_TURN), None
+    if cutlass.const_expr(ctx.band.kind is MaskKind.FULL):
+        cSt = cute.make_identity_tensor((ctx.config.tile_n, ctx.config.tile_m))
+        tScSt_mn = mn_view(ctx.mmas.St.get_slice(ctx.consumer_tidx).partition_C(cSt))
+        keys = tile.sequence.seqlens.k - tile.n_block * ctx.config.tile_n
+        existing = existing_keys(tScSt_mn, keys)
     if loads_keys(ctx.config, tile):
         ctx.pipelines.KV.consumer_wait(states.KV)
     for g in cutlass.range(tile.group, unroll=1):
         head = tile.head_k * tile.group + g
         sums = thread_sums(add, tile, head) if add is not None else None
-        head_context = HeadContext(ctx, add, tile, fragments, head, sums)
+        head_context = HeadContext(ctx, add, tile, fragments, existing, head, sums)
         for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
             states, counter = one_query_block(head_context, states, counter, m_block, masked=True)
         for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
@@ -202,7 +208,8 @@ def one_query_block(
     warpgroup.wait_group(1)
     if cutlass.const_expr(ctx.capped):
         softmax.cap_scores(mn_view(acc_S), ctx.scales)
-    if cutlass.const_expr(masked):
+    hides_keys = masked and ctx.band.kind is MaskKind.FULL
+    if cutlass.const_expr(masked and not hides_keys):
         mask_transposed_scores(
             acc_S,
             cSt,
@@ -222,7 +229,8 @@ def one_query_block(
     if cutlass.const_expr(head.add is not None and config.deterministic):
         # What the step before added to dQ has been made by now, or nearly.
         cute.arch.fence_acq_rel_gpu()
-    operands = operands_from_scores(ctx, fragments, acc_S, acc_dP)
+    existing = head.existing_keys if hides_keys else None
+    operands = operands_from_scores(ctx, fragments, acc_S, acc_dP, existing)
     counter = multiply_scores(head, operands, states, counter, m_block, nowhere)
     states.Q.advance()
     return states, counter
@@ -285,12 +293,16 @@ def operands_from_scores(
     fragments: Fragments,
     acc_P: cute.Tensor,
     acc_dS: cute.Tensor,
+    existing: Any,  # `existing_keys` where some may not, else None
 ):
     """P^T and dS^T in the input dtype as A operands: in registers, or in shared memory where the
     warpgroups split the columns; dS is always in shared memory where dQ is needed.
     """
     config, dtype = ctx.config, ctx.smem.sK.element_type
     rP, rdS = to_operand(acc_P, dtype), to_operand(acc_dS, dtype)
+    if cutlass.const_expr(existing is not None):
+        # What P has for the others ends in rows of dV that are not stored, or zeroed before that.
+        hide_keys(rdS, existing)
     tdVrPt, tdKrdSt = rP, rdS
     shared_P = config.p_operand is POperand.SHARED
     everyone = consumers(config)
