@@ -109,8 +109,9 @@ class Pair:
 
     @property
     def boundary(self) -> float | None:
-        """The same of a boundary step, None where one side has no loop of them."""
-        if not (self.ours.boundary.masked and self.peer.boundary.masked):
+        """The same of a boundary step, None where one side has no loop of them. Ours of a backward
+        without a band masks packed values, which no select tells."""
+        if len(self.ours.steps) == 1 or not self.peer.boundary.masked:
             return None
         return self.ours.boundary.always_per_score / self.peer.boundary.always_per_score
 
