@@ -15,13 +15,12 @@ from itertools import product
 from pathlib import Path
 
 from hopperflash.analysis import KernelResources, inspect_cubin
-from hopperflash.analysis.loop_cost import Share, StepCost, Tile, step_cost
-from hopperflash.analysis.loops import tensor_loops
+from hopperflash.analysis.loop_cost import StepCost, Tile, shared_steps, step_cost
 from hopperflash.cli.explain import ExplainOptions, plan_of
 from hopperflash.plan import KernelSpec
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
 from hopperflash.plan.config import BackwardConfig, ForwardConfig, POperand
-from hopperflash.plan.cost import moved_bytes
+from hopperflash.plan.cost import Moved, moved_bytes
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles_sm90 import (
     backward_config,
@@ -41,7 +40,6 @@ MASKS = {
     MaskKind.WINDOW: MaskSpec(left=WINDOW_LEFT, right=0),
 }
 ITEMSIZE = 2
-WARPS = 4  # of a warpgroup
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,9 @@ class Pair:
 
     @property
     def boundary(self) -> float | None:
-        """The same of a boundary step, None where one side has no loop of them."""
-        if not (self.ours.boundary.masked and self.peer.boundary.masked):
+        """The same of a boundary step, None where one side has no loop of them. Ours of a backward
+        without a band masks packed values, which no select tells."""
+        if len(self.ours.steps) == 1 or not self.peer.boundary.masked:
             return None
         return self.ours.boundary.always_per_score / self.peer.boundary.always_per_score
 
@@ -141,7 +140,7 @@ def our_side(case: Case) -> Side:
     spec = KernelSpec(ref, config, Signature(DType.BFLOAT16, case.mask), "sm_90a")
     cubin = compile_kernel(spec).artifacts.CUBIN
     (kernel,) = inspect_cubin(cubin)
-    return side(case, config, kernel, [config.consumer_warpgroups])
+    return side(case, config, kernel, moved_bytes(config, ITEMSIZE))
 
 
 def planned_forward(case: Case) -> ForwardConfig:
@@ -175,28 +174,27 @@ def peer_side(case: Case, kernel: PeerKernel) -> Side:
     if case.direction == "forward":
         config = ForwardConfig(**common, p_operand=POperand.REGISTERS)
     else:
-        config = BackwardConfig(**common, key_warpgroups=kernel.warpgroups)
-    alike = kernel.dq_warpgroups == kernel.warpgroups
-    shares = [kernel.warpgroups] if alike else [1] * kernel.warpgroups
+        split = {"key_warpgroups": kernel.warpgroups, "dq_warpgroups": kernel.dq_warpgroups}
+        config = BackwardConfig(**common, **split)
     (resources,) = inspect_cubin(kernel.cubin)
-    return side(case, config, resources, shares)
+    moved = moved_bytes(config, ITEMSIZE)
+    if case.direction == "backward":
+        # TMA adds dQ from shared memory.
+        moved = moved._replace(out_of_shared=kernel.tile_m * kernel.head_dim * 4)
+    return side(case, config, resources, moved)
 
 
 def side(
-    case: Case, config: ForwardConfig | BackwardConfig, kernel: KernelResources, shares: list[int]
+    case: Case, config: ForwardConfig | BackwardConfig, kernel: KernelResources, moved: Moved
 ) -> Side:
-    """`shares`: warpgroups of each of the loops that together make up a step."""
+    """`moved`: what no thread moves in a step."""
     tile = Tile(
         scores=config.tile_m * config.tile_n,
         gemms=2 if case.direction == "forward" else 5,
-        moved=moved_bytes(config, ITEMSIZE),
+        moved=moved,
         rates=HOPPER,
     )
-    loops = tensor_loops(kernel.sass)
-    steps = tuple(
-        step_cost([Share(loop, WARPS * n) for loop, n in zip(group, shares, strict=True)], tile)
-        for group in zip(*[iter(loops)] * len(shares), strict=True)
-    )
+    steps = tuple(step_cost(shares, tile) for shares in shared_steps(config, kernel.sass))
     found = Side(
         config.tile_m, config.tile_n, steps, kernel.local_bytes, kernel.stack_bytes, clocks=0.0
     )

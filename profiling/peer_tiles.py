@@ -43,8 +43,15 @@ def _forward(tile: tuple[int, int], head_dim: int, p_operand: POperand) -> TileS
 
 
 def _backward(tile_m: int, tile_n: int, head_dim: int) -> TileStep:
-    """Two warpgroups stacked along the keys."""
-    return tile_step(BackwardConfig(tile_m, tile_n, head_dim, head_dim, 2, 2, 0, 0), 2)
+    """Two warpgroups stacked along the keys; dQ goes to L2 from registers."""
+    return tile_step(BackwardConfig(tile_m, tile_n, head_dim, head_dim, 2, 2, 2, 0, 0), 2)
+
+
+def _dQ_by_TMA(step: TileStep) -> TileStep:
+    """TMA adds dQ from shared memory, where it is stored and read."""
+    sums = "dQ added from registers"
+    shared = tuple((name, size * (2 if name == sums else 1)) for name, size in step.shared)
+    return replace(step, shared=shared)
 
 
 def _shuffled_statistics(step: TileStep, shuffles: int) -> TileStep:
@@ -62,12 +69,12 @@ def _transposed_dQ(step: TileStep, tile_m: int, tile_n: int, head_dim: int) -> T
 
 
 def _fa3_backward_256() -> TileStep:
-    """Queries as rows of S and dP, their columns split; dQ goes to L2 from registers."""
+    """Queries as rows of S and dP, their columns split."""
     m, n, d = 64, 80, 256
     ours = _backward(m, n, d)
     scores = (Gemm("S", m, n, d, shares=2), Gemm("dP", m, n, d, shares=2))
     gradients = (Gemm("dV^T", d, n, m), Gemm("dK^T", d, n, m), Gemm("dQ^T", d, m, n))
-    kept = ("Q and dO from TMA", "dS stored")
+    kept = ("Q and dO from TMA", "dS stored", "dQ added from registers")
     shared = tuple(item for item in ours.shared if item[0] in kept)
     return replace(ours, gemms=(*scores, *gradients), shared=(*shared, ("P stored", m * n * 2)))
 
@@ -80,12 +87,12 @@ PUBLISHED = (
     Published("FA4 forward 128, 128x128", _forward((128, 128), 128, REGISTERS), 636, "its notes"),
     Published("FA3 forward 256, 128x80", _forward((128, 80), 256, REGISTERS), 756, "paper, 16k"),
     Published(
-        "FA3 backward 64, 128x128", _shuffled_statistics(_backward(128, 128, 64), 64), 474,
-        "paper, 16k",
+        "FA3 backward 64, 128x128",
+        _shuffled_statistics(_dQ_by_TMA(_backward(128, 128, 64)), 64), 474, "paper, 16k",
     ),
     Published(
-        "FA3 backward 128, 80x128", _transposed_dQ(_backward(80, 128, 128), 80, 128, 128), 561,
-        "paper, 16k",
+        "FA3 backward 128, 80x128",
+        _transposed_dQ(_dQ_by_TMA(_backward(80, 128, 128)), 80, 128, 128), 561, "paper, 16k",
     ),
     Published("FA3 backward 256, 64x80", _fa3_backward_256(), 480, "flash-attention #2888"),
 )  # fmt: skip

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from hopperflash.analysis.cubin import KernelResources, inspect_cubin
-from hopperflash.analysis.loop_cost import Share, StepCost, Tile, step_cost
-from hopperflash.analysis.loops import tensor_loops
+from hopperflash.analysis.loop_cost import StepCost, Tile, shared_steps, step_cost
 from hopperflash.plan import budget, budget_sm80
 from hopperflash.plan.arch import arch_of
 from hopperflash.plan.config import (
-    WARP_THREADS,
-    WARPGROUP_THREADS,
     BackwardConfig,
     BackwardConfigSm80,
     Config,
@@ -88,20 +85,13 @@ def _steps(kernel: KernelResources, config: MainConfig, itemsize: int) -> tuple[
         moved=moved_bytes(config, itemsize),
         rates=HOPPER if isinstance(config, (ForwardConfig, BackwardConfig)) else AMPERE,
     )
-    warps = _computing_warps(config)
-    return tuple(step_cost([Share(loop, warps)], tile) for loop in tensor_loops(kernel.sass))
+    return tuple(step_cost(shares, tile) for shares in shared_steps(config, kernel.sass))
 
 
 def _gemms(config: MainConfig) -> int:
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         return _FORWARD_GEMMS
     return _SCORE_GEMMS + len(config.gradients)
-
-
-def _computing_warps(config: MainConfig) -> int:
-    if isinstance(config, (ForwardConfigSm80, BackwardConfigSm80)):
-        return config.warps
-    return config.consumer_warpgroups * WARPGROUP_THREADS // WARP_THREADS
 
 
 def _dynamic_shared_memory(config: MainConfig, itemsize: int) -> int:

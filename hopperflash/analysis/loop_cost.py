@@ -10,9 +10,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hopperflash.analysis.loops import Loop
+from hopperflash.analysis.loops import Loop, tensor_loops
 from hopperflash.analysis.pipes import Pipe
-from hopperflash.analysis.sass import SassInstruction
+from hopperflash.analysis.sass import SassInstruction, SassListing
+from hopperflash.plan.config import (
+    WARPGROUP_THREADS,
+    BackwardConfigSm80,
+    ForwardConfig,
+    ForwardConfigSm80,
+    MainConfig,
+)
 from hopperflash.plan.cost import Gemm, Moved
 from hopperflash.plan.units import (
     ALU_CLOCKS,
@@ -81,6 +88,23 @@ class StepCost:
     def name(self) -> str:
         """Boundary steps mask, interior ones do not."""
         return "boundary" if self.masked else "interior"
+
+
+def shared_steps(config: MainConfig, sass: SassListing) -> list[list[Share]]:
+    """The loops of a kernel that together make up each of its steps, in order of addresses.
+
+    Where one warpgroup computes dQ for both, each has loops of its own: first those of one, then
+    in the same order those of the other.
+    """
+    loops = tensor_loops(sass)
+    if isinstance(config, (ForwardConfigSm80, BackwardConfigSm80)):
+        return [[Share(loop, config.warps)] for loop in loops]
+    warps = config.consumer_warpgroups * WARPGROUP_THREADS // _LANES
+    if isinstance(config, ForwardConfig) or config.dq_alike:
+        return [[Share(loop, warps)] for loop in loops]
+    parts = config.consumer_warpgroups
+    steps = len(loops) // parts
+    return [[Share(loop, warps // parts) for loop in loops[i::steps]] for i in range(steps)]
 
 
 def step_cost(shares: Sequence[Share], tile: Tile) -> StepCost:
@@ -181,7 +205,8 @@ def _tensor_clocks(instruction: SassInstruction) -> float:
 def _shared_bytes(instruction: SassInstruction) -> float:
     """Bytes' worth of the shared-memory pipe that a warp takes, without bank conflicts.
 
-    Loads of few addresses (row statistics) and shuffles take one pass of 128 bytes.
+    Loads of few addresses (row statistics) and shuffles take one pass of 128 bytes. Reductions in
+    global memory pass through the same data path on their way to L2.
     """
     gemm = _gemm(instruction)
     if gemm is not None:
@@ -189,6 +214,6 @@ def _shared_bytes(instruction: SassInstruction) -> float:
     base, *modifiers = instruction.opcode.split(".")
     if base in ("STSM", "LDSM"):
         return _MATRIX_BYTES * next((int(m) for m in modifiers if m in ("2", "4")), 1)
-    if base in ("STS", "ATOMS"):
+    if base in ("STS", "ATOMS", "RED", "REDG"):
         return instruction.access_bytes * _LANES
     return SHARED_BYTES if base in ("LDS", "SHFL") else 0

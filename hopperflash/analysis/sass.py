@@ -38,8 +38,8 @@ class SassInstruction:
 
     @property
     def access_bytes(self) -> int:
-        """Bytes per thread that a load or store moves, by the width in its modifiers."""
-        widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+        """Bytes per thread that a load, store or reduction moves, by the width in its modifiers."""
+        widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "F32x2": 8, "F32x4": 16}
         return next((widths[part] for part in self.opcode.split(".") if part in widths), 4)
 
 

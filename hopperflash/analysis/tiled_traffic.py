@@ -1,7 +1,7 @@
 """Bytes that a plan's kernels move through global memory, by what they move.
 
-Rows and columns past the end of a tensor are not moved; those of row statistics, which are padded
-to whole tiles, are.
+Rows and columns past the end of a tensor are not moved; rows of what is padded to whole tiles are:
+row statistics, and the sums of dQ where they lie in tiles.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from hopperflash.plan.block_range import (
     query_block_range,
 )
 from hopperflash.plan.config import (
+    AccumulatorOrder,
     BackwardConfig,
     BackwardConfigSm80,
     ForwardConfig,
     ForwardConfigSm80,
     MainConfig,
+    PostprocessConfig,
     PreprocessConfig,
 )
 from hopperflash.problem import AttnProblem
 
 _FP32 = 4
+_ROW_PAIRS = 8  # in a group of 16 rows of an accumulator's fragments
 _STATISTICS = 2  # LSE in base 2 and delta, for every row a backward reads
 
 
@@ -121,7 +124,9 @@ def _of_call(plan: LaunchPlan, call: KernelCall) -> Iterator[Stream]:
         return _backward(config, problem)
     if isinstance(config, PreprocessConfig):
         return _preprocess(config, problem)
-    return _postprocess(problem)
+    if isinstance(config, PostprocessConfig):
+        return _postprocess(config, problem)
+    raise ValueError(f"no model of what {call.spec.ref.name} moves")
 
 
 def _forward(config: ForwardConfig | ForwardConfigSm80, problem: AttnProblem) -> Iterator[Stream]:
@@ -180,7 +185,9 @@ def _backward(
         sharers=sharers,
     )
     if config.needs("dq"):
-        stored, once = rows * p.head_dim * _FP32, queries * p.head_dim * _FP32
+        in_tiles = config.accumulator_order is AccumulatorOrder.FRAGMENTS
+        stored = (padded if in_tiles else rows) * p.head_dim * _FP32
+        once = _sum_rows(config.accumulator_order, config, p) * heads * p.head_dim * _FP32
         yield Stream("backward", "dQ sums", stored=stored, once=once, sharers=sharers)
 
 
@@ -196,14 +203,20 @@ def _preprocess(config: PreprocessConfig, problem: AttnProblem) -> Iterator[Stre
     yield Stream("before", "LSE, dLSE", loaded=size, once=size)
     size = _STATISTICS * _padded_rows(config, p) * heads * _FP32
     yield Stream("before", "LSE, delta", stored=size, once=size)
-    if config.zero_dq:
-        size = queries * p.head_dim * _FP32
+    if config.zero_dq is not None:
+        size = _sum_rows(config.zero_dq, config, p) * heads * p.head_dim * _FP32
         yield Stream("before", "dQ sums", stored=size, once=size)
 
 
-def _postprocess(problem: AttnProblem) -> Iterator[Stream]:
-    elements = problem.batch * problem.heads_q * problem.seqlen_q * problem.head_dim
-    sums, gradient = elements * _FP32, elements * problem.dtype.itemsize
+def _postprocess(config: PostprocessConfig, problem: AttnProblem) -> Iterator[Stream]:
+    p, row = problem, problem.batch * problem.heads_q * problem.head_dim
+    gradient = p.seqlen_q * row * p.dtype.itemsize
+    rows = p.seqlen_q
+    if config.order is AccumulatorOrder.FRAGMENTS:
+        # Read in pairs of rows, eight apart; the second may be past the end.
+        groups, rest = divmod(p.seqlen_q, 2 * _ROW_PAIRS)
+        rows = 2 * (groups * _ROW_PAIRS + min(rest, _ROW_PAIRS))
+    sums = rows * row * _FP32
     yield Stream("after", "dQ sums", loaded=sums, once=sums)
     yield Stream("after", "dQ", stored=gradient, once=gradient)
 
@@ -211,6 +224,15 @@ def _postprocess(problem: AttnProblem) -> Iterator[Stream]:
 def _rows(ranges: Iterable[BlockRange], tile: int, length: int) -> int:
     """Rows of the blocks in all ranges, of which only the last block may be partial."""
     return sum(min(found.end * tile, length) - found.begin * tile for found in ranges)
+
+
+def _sum_rows(
+    order: AccumulatorOrder, config: PreprocessConfig | MainConfig, problem: AttnProblem
+) -> int:
+    """Rows of a head in the accumulator of dQ."""
+    if order is AccumulatorOrder.ROWS:
+        return problem.seqlen_q
+    return _padded_rows(config, problem)
 
 
 def _padded_rows(config: PreprocessConfig | MainConfig, problem: AttnProblem) -> int:

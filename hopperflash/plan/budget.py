@@ -149,24 +149,23 @@ def _forward_regions(config: ForwardConfig, itemsize: int) -> tuple[Region, ...]
 
 
 def _backward_regions(config: BackwardConfig, itemsize: int) -> tuple[Region, ...]:
-    """Rings of K with V (one tile), Q with LSE, and dO with delta; dQ leaves in fp32.
+    """Rings of K with V (one tile), and of Q, dO, LSE and delta.
 
-    dK and dV leave through the memory K and V came in by.
+    dK and dV leave through the memory K and V came in by, dQ from registers.
     """
     c = config
     p_elements = c.tile_m * c.tile_n if c.p_operand is POperand.SHARED else 0
-    rows_q, rows_do = c.stages_q * c.tile_m, c.stages_do * c.tile_m
+    rows = c.stages * c.tile_m
     return (
-        Region("barriers", _barriers(1, c.stages_q, c.stages_do), BARRIER_BYTES),
-        Region("LSE", rows_q * FP32_BYTES, STATISTIC_ALIGNMENT),
-        Region("delta", rows_do * FP32_BYTES, STATISTIC_ALIGNMENT),
+        Region("barriers", _barriers(1, c.stages), BARRIER_BYTES),
+        Region("LSE", rows * FP32_BYTES, STATISTIC_ALIGNMENT),
+        Region("delta", rows * FP32_BYTES, STATISTIC_ALIGNMENT),
         Region("K/dK", c.tile_n * c.head_dim * itemsize),
         Region("V/dV", c.tile_n * c.head_dim_v * itemsize),
-        Region("Q", rows_q * c.head_dim * itemsize),
-        Region("dO", rows_do * c.head_dim_v * itemsize),
+        Region("Q", rows * c.head_dim * itemsize),
+        Region("dO", rows * c.head_dim_v * itemsize),
         Region("P", p_elements * itemsize),
         Region("dS", c.tile_m * c.tile_n * itemsize),
-        Region("dQ", c.tile_m * c.head_dim * FP32_BYTES),
     )
 
 
@@ -180,18 +179,22 @@ def _forward_phases(config: ForwardConfig) -> tuple[RegisterPhase, ...]:
 
 
 def _backward_phases(config: BackwardConfig) -> tuple[RegisterPhase, ...]:
-    """dV and dK stay throughout; S and dP make room for P, dS and dQ."""
+    """dV and dK stay throughout; S and dP make room for P, dS and dQ.
+
+    Where all warpgroups compute dQ, P is not yet dead.
+    """
     c = config
     kept = (
         ("acc_dV", _accumulator(c.tile_n, c.head_dim_v, c)),
         ("acc_dK", _accumulator(c.tile_n, c.head_dim, c)),
     )
     acc_S = _accumulator(c.tile_n, c.tile_m, c)
-    acc_dQ = _accumulator(c.tile_m, c.head_dim, c)
-    P = acc_S // 2 if c.p_operand is POperand.REGISTERS else 0
+    acc_dQ = c.tile_m * c.head_dim // (WARPGROUP_THREADS * c.dq_warpgroups)
+    dS = acc_S // 2 if c.p_operand is POperand.REGISTERS else 0
+    P = dS if c.dq_alike else 0
     return (
         RegisterPhase("softmax", (*kept, ("acc_S", acc_S), ("acc_dP", acc_S))),
-        RegisterPhase("GEMM", (*kept, ("acc_dQ", acc_dQ), ("P", P), ("dS", P))),
+        RegisterPhase("GEMM", (*kept, ("acc_dQ", acc_dQ), ("P", P), ("dS", dS))),
     )
 
 

@@ -9,7 +9,6 @@ WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64  # rows of an instruction, so of a warpgroup
 MMA_ROWS = 16  # of an mma.sync, so of a warp
 WARP_THREADS = 32
-LANES_PER_ROW = 8  # of the kernels around a backward: 16-byte loads along a row
 
 # What the table of tiles says of each: its block of a sequence, or -1 where the table has more rows
 # than there are tiles; which sequence; its rows of Q and of K, and how many of them count.
@@ -31,6 +30,13 @@ class Scheduler(Enum):
     SINGLE = "single-tile"
     PERSISTENT = "persistent"  # no more CTAs than may run at once: each strides over the tiles
     DYNAMIC = "dynamic"  # no more CTAs likewise: each takes the next tile when it is done with one
+
+
+class AccumulatorOrder(Enum):
+    """How dQ lies in memory while key tiles add to it in fp32."""
+
+    ROWS = "rows"  # (batch, seqlen_q, heads_q, head_dim)
+    FRAGMENTS = "fragments"  # tiles of queries, each in the order of `kernels.common.fragments`
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,9 @@ class BackwardConfig:
 
     S^T, dP^T, dV and dK have keys as their rows. `key_warpgroups` of the `consumer_warpgroups` are
     stacked along those rows and the others split the columns; only where all are stacked can P^T
-    and dS^T be operands from registers. Registers are per thread of each role.
+    and dS^T be operands from registers. dQ is the work of the first `dq_warpgroups`. Q and dO have
+    `stages`; registers are per thread of each role. Where Q and K do not have all columns of the
+    padded head_dim (`exact_head_dim`), dQ's last are not added.
     """
 
     tile_m: int
@@ -94,13 +102,14 @@ class BackwardConfig:
     head_dim_v: int
     consumer_warpgroups: int
     key_warpgroups: int
+    dq_warpgroups: int
     registers_producer: int
     registers_consumer: int
-    stages_q: int = 2
-    stages_do: int = 2
+    stages: int = 2
     deterministic: bool = False
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
     scheduler: Scheduler = Scheduler.SINGLE
+    exact_head_dim: bool = True
 
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""
@@ -110,12 +119,18 @@ class BackwardConfig:
     def variant(self) -> tuple[str, ...]:
         """What sets a kernel apart beside its tile."""
         order = ("deterministic",) if self.deterministic else ()
-        return (*order, *_scheduler_name(self.scheduler))
+        columns = () if self.exact_head_dim else ("narrower",)
+        return (*order, *columns, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:
         """Threads per CTA."""
         return WARPGROUP_THREADS * (self.consumer_warpgroups + 1)
+
+    @property
+    def accumulator_order(self) -> AccumulatorOrder:
+        """A thread adds four neighbouring values by one instruction."""
+        return AccumulatorOrder.FRAGMENTS
 
     @property
     def p_operand(self) -> POperand:
@@ -131,17 +146,22 @@ class BackwardConfig:
     @property
     def query_shares(self) -> int:
         """Into how many parts warpgroups split the columns of dQ, once stacked along its rows."""
-        return max(1, self.consumer_warpgroups * WGMMA_ROWS // self.tile_m)
+        return max(1, self.dq_warpgroups * WGMMA_ROWS // self.tile_m)
+
+    @property
+    def dq_alike(self) -> bool:
+        """Whether all consumer warpgroups do the same."""
+        return self.dq_warpgroups == self.consumer_warpgroups or not self.needs("dq")
 
 
 @dataclass(frozen=True)
 class PreprocessConfig:
     """The kernel before a backward: `tile_m` rows per CTA, eight lanes a row; zeroes the dQ
-    accumulator if asked to."""
+    accumulator of some order, where there is one."""
 
     tile_m: int
+    zero_dq: AccumulatorOrder | None
     threads: int = WARPGROUP_THREADS
-    zero_dq: bool = True
 
 
 @dataclass(frozen=True)
@@ -162,14 +182,12 @@ class TileTableConfig:
 
 @dataclass(frozen=True)
 class PostprocessConfig:
-    """The kernel that turns an fp32 accumulator into a gradient: eight lanes a row."""
+    """The kernel that turns the dQ accumulator into a gradient: `tile_m` rows per CTA, eight lanes
+    for two of them."""
 
+    tile_m: int
+    order: AccumulatorOrder
     threads: int = WARPGROUP_THREADS
-
-    @property
-    def rows(self) -> int:
-        """Rows per CTA."""
-        return self.threads // LANES_PER_ROW
 
 
 @dataclass(frozen=True)
@@ -251,6 +269,11 @@ class BackwardConfigSm80:
     def query_warps(self) -> int:
         """Warps along the rows of dQ; the others split its columns."""
         return min(self.warps, self.tile_m // MMA_ROWS)
+
+    @property
+    def accumulator_order(self) -> AccumulatorOrder:
+        """A thread adds its values one by one."""
+        return AccumulatorOrder.ROWS
 
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""

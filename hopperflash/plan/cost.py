@@ -14,6 +14,7 @@ from hopperflash.plan.config import (
     WARPGROUP_THREADS,
     WGMMA_ROWS,
     BackwardConfig,
+    BackwardConfigSm80,
     ForwardConfig,
     ForwardConfigSm80,
     MainConfig,
@@ -33,6 +34,7 @@ _A_BYTES = WGMMA_ROWS * WGMMA_DEPTH * 2
 _B_BYTES = WGMMA_DEPTH * 2  # a column
 _FP32 = 4
 _ROWS = 2  # of a fragment that a thread has a part of
+_VECTOR = 16  # bytes that a thread adds at a time
 _MATRICES = 8  # 16-bit values that a thread hands to one stmatrix
 
 # Descriptors, addresses, barriers and loop control, per thread and step: about the median of what
@@ -94,7 +96,8 @@ class ThreadWork:
 
 
 class Moved(NamedTuple):
-    """Bytes of a step that no thread moves: by TMA or cp.async."""
+    """Bytes of a step that no thread moves through shared memory: by TMA or cp.async. Those to and
+    from L2, whoever moves them."""
 
     into_shared: int
     out_of_shared: int
@@ -167,9 +170,12 @@ def moved_bytes(config: MainConfig, itemsize: int) -> Moved:
         sharers = c.cluster_m if isinstance(c, ForwardConfig) else 1
         return Moved(fills, 0, fills // sharers)
     fills = c.tile_m * (c.head_dim + c.head_dim_v) * itemsize
-    dQ = c.tile_m * c.head_dim * _FP32 if c.needs("dq") else 0
-    # Ampere's threads add dQ from their registers.
-    return Moved(fills, dQ if isinstance(c, BackwardConfig) else 0, fills + dQ)
+    return Moved(fills, 0, fills + _sums(c))
+
+
+def _sums(config: BackwardConfig | BackwardConfigSm80) -> int:
+    """Bytes of dQ, which threads add from their registers."""
+    return config.tile_m * config.head_dim * _FP32 if config.needs("dq") else 0
 
 
 def _forward(config: ForwardConfig, itemsize: int) -> TileStep:
@@ -209,7 +215,7 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
     c, moved = config, moved_bytes(config, itemsize)
     m, n = c.tile_m, c.tile_n
     in_registers = c.p_operand is POperand.REGISTERS
-    dS_crosses = c.needs("dq") or not in_registers
+    dS_crosses, dQ = c.needs("dq") or not in_registers, _sums(c)
     threads = WARPGROUP_THREADS * c.consumer_warpgroups
     scores = m * n // threads
     # LSE and delta of a thread's columns, in pairs
@@ -223,7 +229,7 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
             ("Q and dO from TMA", moved.into_shared),
             ("dS stored", m * n * itemsize if dS_crosses else 0),
             ("P stored", 0 if in_registers else m * n * itemsize),
-            ("dQ stored, and read by TMA", 2 * moved.out_of_shared),
+            ("dQ added from registers", dQ),
             ("LSE and delta read", _wavefronts(statistics, c.consumer_warpgroups)),
         ),
         l2_bytes=moved.l2,
@@ -233,7 +239,7 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
             fma=3 * scores,
             # P and dS packed in pairs
             alu=scores,
-            lsu=statistics + stores + moved.out_of_shared / _FP32 / threads / 2,
+            lsu=statistics + stores + dQ / _VECTOR / threads,
             overhead=BACKWARD_OVERHEAD + SHARED_P_OVERHEAD * (not in_registers),
         ),
     )

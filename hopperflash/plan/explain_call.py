@@ -40,7 +40,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
         return
     if isinstance(config, (PreprocessConfig, PostprocessConfig)):
         yield "work", list(_rowwise_work(config))
-        yield "grid", [f"{_rowwise_grid(call, config, plan)} of {config.threads} threads"]
+        grid = _grid(call, plan, f"tiles of {config.tile_m} rows", "heads")
+        yield "grid", [f"{grid} of {config.threads} threads"]
         return
     yield "tile", [_tile(config), operand_notes(config)]
     yield "roles", list(roles(config, plan.arch))
@@ -68,7 +69,7 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
 
 
 def _dq_accumulation(config: BackwardConfig | BackwardConfigSm80) -> str:
-    by = "TMA reduce-add" if isinstance(config, BackwardConfig) else "red.add"
+    by = "red.add of four values" if isinstance(config, BackwardConfig) else "red.add"
     if config.deterministic:
         return f"added up in fp32 by {by}; key tiles take turns in a fixed order: deterministic"
     return f"added up in fp32 by {by}, in whatever order the key tiles come"
@@ -96,15 +97,6 @@ def _table_work(config: TileTableConfig) -> Iterator[str]:
     for side, tile in (("queries", config.tile_m), ("keys", config.tile_n)):
         if tile is not None:
             yield f"lists the tiles of {tile} {side} from the lengths, longest sequences first"
-
-
-def _rowwise_grid(
-    call: KernelCall, config: PreprocessConfig | PostprocessConfig, plan: LaunchPlan
-) -> str:
-    if isinstance(config, PreprocessConfig):
-        return _grid(call, plan, f"tiles of {config.tile_m} rows", "heads")
-    x, y, z = call.grid
-    return f"{x} tiles of {config.rows} rows x {y} heads x {z} batch = {x * y * z} CTAs"
 
 
 def _tile(config: MainConfig) -> str:

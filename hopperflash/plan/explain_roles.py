@@ -27,11 +27,8 @@ def operand_notes(config: MainConfig) -> str:
     if isinstance(config, ForwardConfigSm80):
         Q = "registers, loaded once" if config.q_in_registers else "shared memory"
         return f"{config.stages_kv} stages of K and of V; Q K^T takes Q from {Q}"
-    if isinstance(config, BackwardConfig):
-        stages = f"{config.stages_q} stages of Q and {config.stages_do} of dO"
-    else:
-        stages = f"{config.stages} stages of Q and of dO"
-    return f"{stages}; dV and dK take P and dS from {config.p_operand.value}"
+    source = f"dV and dK take P and dS from {config.p_operand.value}"
+    return f"{config.stages} stages of Q and of dO; {source}"
 
 
 def roles(config: MainConfig, arch: ArchSpec) -> Iterator[str]:
@@ -60,14 +57,16 @@ def _hopper_forward(config: ForwardConfig, arch: ArchSpec) -> Iterator[str]:
 
 def _hopper_backward(config: BackwardConfig, arch: ArchSpec) -> Iterator[str]:
     persistent = config.scheduler is Scheduler.PERSISTENT
-    load = "warp 0 loads Q and dO, warp 2 K and V" if persistent else "warp 0 loads"
-    store = ", warp 1 adds dQ tiles" if config.needs("dq") else ""
-    yield f"warpgroup 0: {load}{store} (TMA), {config.registers_producer} registers"
+    load = "warp 0 loads Q and dO, warp 1 K and V" if persistent else "warp 0 loads"
+    yield f"warpgroup 0: {load} (TMA), {config.registers_producer} registers"
     keys = _keys(config.tile_n // config.key_warpgroups, config.key_shares)
     yield (
         f"warpgroups 1-{config.consumer_warpgroups}: consumers of {keys} each"
         f" (wgmma, softmax, store), {config.registers_consumer} registers"
     )
+    if config.needs("dq"):
+        who = "every consumer has a part of" if config.dq_alike else "warpgroup 1 computes"
+        yield f"{who} dQ and adds it to global memory"
     yield _claim(config, arch)
 
 

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.config import (
+    AccumulatorOrder,
     BackwardConfig,
     BackwardConfigSm80,
     ForwardConfig,
@@ -64,7 +65,7 @@ PREPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_preprocess", "Backward
 PREPROCESS_OPERANDS = ("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc")
 BACKWARD_INPUTS = ("q", "k", "v", "dout", "lse_log2", "delta", "dq_acc", "dq_turn")
 POSTPROCESS = KernelRef("hopperflash.kernels.auxiliary.bwd_postprocess", "BackwardPostprocess")
-POSTPROCESS_OPERANDS = ("dq_acc", "dq", "softmax_scale")
+POSTPROCESS_OPERANDS = ("dq_acc", "dq")
 
 VECTOR_BYTES = 16
 UNBOUNDED = 2**30 - 1  # farther than any two rows of a problem with a window may be apart
@@ -178,7 +179,9 @@ class KernelFamily(Generic[ForwardT, BackwardT]):
             query_blocks = p.seqlen_q // config.tile_m + p.sequences
         statistic = (p.batch, p.heads_q, query_blocks * config.tile_m)
         # What no kernel touches still needs an argument: the smallest that its descriptor allows.
-        accumulator = _results(p, ("dq",))[0].shape if "dq" in p.gradients else (1, 1, 1, 8)
+        accumulator: tuple[int, ...] = (1, 1, 1, 8)
+        if "dq" in p.gradients:
+            accumulator = _accumulator_shape(p, config, query_blocks)
         turns = (p.batch, p.heads_q, query_blocks) if config.deterministic else (1, 1, 1)
         narrowed = p.gradients != GRADIENTS
         asked: tuple[str, ...] = (f"only {', '.join(p.gradients)} asked for",) if narrowed else ()
@@ -268,12 +271,14 @@ def _backward_calls(
     before and after see no mask, so they are compiled once for all of them.
     """
     p = problem
-    rowwise = Signature(p.dtype, MaskKind.FULL)
-    before = PreprocessConfig(config.tile_m, zero_dq=config.needs("dq"))
+    rowwise = Signature(p.dtype, MaskKind.FULL, packed=p.is_packed)
+    order = config.accumulator_order
+    before = PreprocessConfig(config.tile_m, zero_dq=order if config.needs("dq") else None)
+    over_queries = tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m))
     yield KernelCall(
-        KernelSpec(PREPROCESS, before, replace(rowwise, packed=p.is_packed), arch.name),
+        KernelSpec(PREPROCESS, before, rowwise, arch.name),
         (*PREPROCESS_OPERANDS, tables.operand("q")),
-        tables.grid("q", p.heads_q, _ceil_div(p.seqlen_q, config.tile_m)),
+        over_queries,
     )
     gradients = tuple(name if config.needs(name) else name[1:] for name in ("dk", "dv"))
     call = KernelCall(
@@ -283,12 +288,20 @@ def _backward_calls(
     )
     yield placed(call, p, arch, swizzle)
     if config.needs("dq"):
-        after = PostprocessConfig()
+        after = PostprocessConfig(config.tile_m, order)
         yield KernelCall(
             KernelSpec(POSTPROCESS, after, rowwise, arch.name),
-            POSTPROCESS_OPERANDS,
-            (_ceil_div(p.seqlen_q, after.rows), p.heads_q, p.batch),
+            (*POSTPROCESS_OPERANDS, tables.operand("q"), "softmax_scale"),
+            over_queries,
         )
+
+
+def _accumulator_shape(
+    problem: AttnProblem, config: BackwardConfig | BackwardConfigSm80, query_blocks: int
+) -> tuple[int, ...]:
+    if config.accumulator_order is AccumulatorOrder.ROWS:
+        return _results(problem, ("dq",))[0].shape
+    return (problem.batch, problem.heads_q, query_blocks, config.tile_m * problem.head_dim)
 
 
 def _scalars(problem: AttnProblem, most: int, swizzle: int) -> tuple[tuple[str, float | int], ...]:

@@ -78,13 +78,13 @@ def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
             f"tile_n {c.tile_n} is not {WGMMA_ROWS * c.key_warpgroups}: {c.key_warpgroups}"
             f" warpgroups of {WGMMA_ROWS} keys (wgmma)"
         )
-    row_blocks, consumers = c.tile_m // WGMMA_ROWS, c.consumer_warpgroups
+    row_blocks, workers = c.tile_m // WGMMA_ROWS, c.dq_warpgroups
     if c.tile_m % WGMMA_ROWS or not row_blocks:
         reasons.append(f"tile_m {c.tile_m} is not a multiple of {WGMMA_ROWS}: dQ's rows (wgmma)")
-    elif row_blocks % consumers and consumers % row_blocks:
+    elif workers % row_blocks:
         reasons.append(
             f"tile_m {c.tile_m} is {row_blocks} times {WGMMA_ROWS} rows of dQ, which"
-            f" {consumers} consumer warpgroups cannot share evenly"
+            f" cannot be shared evenly by the warpgroups that compute it: {workers}"
         )
     reasons += _size_reasons("tile_m", c.tile_m, c.key_shares, WGMMA_N_STEP)
     shares_dq = max(c.key_shares, c.query_shares)

@@ -40,7 +40,8 @@ class ForwardTile:
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """One row of the backward table; `key_warpgroups` of the two consumers stack along the keys."""
+    """One row of the backward table; `key_warpgroups` of the two consumers stack along the keys,
+    `dq_warpgroups` compute dQ."""
 
     head_dim: int
     head_dim_v: int
@@ -48,6 +49,7 @@ class BackwardTile:
     tile_m: int
     tile_n: int
     key_warpgroups: int
+    dq_warpgroups: int
     stages: int
     source: str
     capped: bool = True
@@ -71,12 +73,12 @@ FORWARD_TILES = (
 )
 
 BACKWARD_TILES = (
-    BackwardTile(64, 64, ANY, 128, 128, 2, 2, "FA3 and FA4", capped=False),
-    BackwardTile(64, 64, ANY, 64, 128, 2, 2, "a cap's slope would spill at 128 queries"),
-    BackwardTile(96, 96, ANY, 64, 128, 2, 2, "FA3 and FA4; 128 queries would need 248 registers"),
-    BackwardTile(128, 128, ANY, 64, 128, 2, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
-    BackwardTile(192, 192, ANY, 64, 64, 1, 2, "128 keys would need 296 registers"),
-    BackwardTile(256, 256, ANY, 64, 64, 1, 1, "FA4; the shared-memory limit"),
+    BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", capped=False),
+    BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap's slope would spill at 128 queries"),
+    BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 queries would need 248 registers"),
+    BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
+    BackwardTile(192, 192, ANY, 64, 64, 1, 1, 2, "128 keys would need 296 registers"),
+    BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit"),
 )
 
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.
@@ -129,8 +131,9 @@ def backward_config(tile: BackwardTile, head_dim: int, head_dim_v: int) -> Backw
         head_dim_v=padded_head_dim(head_dim_v),
         consumer_warpgroups=BACKWARD_CONSUMERS,
         key_warpgroups=tile.key_warpgroups,
+        dq_warpgroups=tile.dq_warpgroups,
         registers_producer=registers_producer,
         registers_consumer=registers_consumer,
-        stages_q=tile.stages,
-        stages_do=tile.stages,
+        stages=tile.stages,
+        exact_head_dim=head_dim == padded_head_dim(head_dim),
     )

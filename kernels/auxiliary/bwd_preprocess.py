@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
+from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.runtime import make_fake_stream
 
-from hopperflash.plan.config import PreprocessConfig, Scheduler
+from hopperflash.plan.config import AccumulatorOrder, PreprocessConfig, Scheduler
 from hopperflash.problem.problem import Signature
 
 from ..common import operands
@@ -83,7 +83,7 @@ class BackwardPreprocess:
         mdLSE: cute.Tensor,  # (batch, heads_q, seqlen_q) fp32
         mLSE_log2: cute.Tensor,  # (batch, heads_q, padded rows) out
         mDelta: cute.Tensor,  # (batch, heads_q, padded rows) out
-        mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32 out: zeros
+        mdQ: cute.Tensor,  # rows (batch, seqlen_q, heads_q, head_dim), or tiles: fp32 out, zeros
         mTiles: Any,  # (tiles, fields) of packed sequences, or None
         stream: CUstream,
     ):
@@ -114,23 +114,32 @@ class BackwardPreprocess:
         tile = first_tile(walk)
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
+            if cutlass.const_expr(config.zero_dq is AccumulatorOrder.FRAGMENTS):
+                self.zero_tile(tensors.mdQ, tile, tidx)
             rows = config.threads // _LANES_PER_ROW
             for step in cutlass.range_constexpr(config.tile_m // rows):
                 row_in_block = step * rows + tidx // _LANES_PER_ROW
                 self.one_row(tensors, tile, row_in_block, tidx % _LANES_PER_ROW)
 
     @cute.jit
+    def zero_tile(self, mdQ: cute.Tensor, tile: AssignedTile, tidx: Int32):
+        """Zeros for all rows of a tile that has queries."""
+        config, sequence = self.config, tile.sequence
+        if tile.block * config.tile_m < sequence.seqlens.q:
+            block = first_padded_block(sequence, self.packed, config.tile_m) + tile.block
+            fill_with_zeros(mdQ[sequence.batch, tile.head, block, None], tidx, config.threads)
+
+    @cute.jit
     def one_row(self, tensors: Tensors, tile: AssignedTile, row_in_block: Int32, lane: Int32):
         """Statistics of a row, and zeros for its dQ."""
         config, sequence, head, batch = self.config, tile.sequence, tile.head, tile.sequence.batch
         row = tile.block * config.tile_m + row_in_block
-        owned = row < sequence.q.count
         exists = row < sequence.seqlens.q
         product = Float32(0.0)
-        if owned:
-            if cutlass.const_expr(config.zero_dq):
-                zero_row(sequence_rows(tensors.mdQ, head, batch, sequence.q)[row, None], lane)
         if exists:
+            if cutlass.const_expr(config.zero_dq is AccumulatorOrder.ROWS):
+                gdQ = sequence_rows(tensors.mdQ, head, batch, sequence.q)
+                fill_with_zeros(gdQ[row, None], lane, _LANES_PER_ROW)
             gO = sequence_rows(tensors.mO, head, batch, sequence.q)
             gdO = sequence_rows(tensors.mdO, head, batch, sequence.q)
             product = row_product(gO[row, None], gdO[row, None], lane)
@@ -167,10 +176,10 @@ def row_product(rowA: cute.Tensor, rowB: cute.Tensor, lane: Int32):
 
 
 @cute.jit
-def zero_row(row: cute.Tensor, lane: Int32):
-    """Zeros into this lane's share of an fp32 row."""
-    vectors = cute.logical_divide(row, cute.make_layout(_VECTOR))
+def fill_with_zeros(x: cute.Tensor, lane: Int32, lanes: Constexpr[int]):
+    """Zeros into this lane's share of fp32 values on end."""
+    vectors = cute.logical_divide(x, cute.make_layout(_VECTOR))
     zeros = cute.make_rmem_tensor(_VECTOR, Float32)
     zeros.fill(0.0)
-    for v in cutlass.range(lane, cute.size(vectors, mode=[1]), _LANES_PER_ROW):
+    for v in cutlass.range(lane, cute.size(vectors, mode=[1]), lanes):
         cute.autovec_copy(zeros, vectors[None, v])

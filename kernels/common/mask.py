@@ -8,6 +8,7 @@ from cutlass import Constexpr, Float32, Int32
 
 from .band import Band, Seqlens, visible_keys, visible_queries
 from .layouts import mn_view
+from .work import anew
 
 _OCTET, _PAIR = 8, 2  # a thread of an accumulator has two of every eight columns
 _CHUNK = 24  # columns whose bits are in one register; a shift by its whole width is undefined
@@ -111,7 +112,10 @@ def mask_transposed_scores(
     band: Band,
 ):
     """Set the scores of invisible keys to -inf where keys are the rows: one range of columns each,
-    empty for keys past the end."""
+    empty for keys past the end.
+
+    Causal, keys past the end would be seen only by queries past the end, which weigh nothing.
+    """
     acc_St_mn = mn_view(acc_St)
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
     t0ScSt_mn = mn_view(thr_mma_origin.partition_C(cSt))
@@ -122,8 +126,9 @@ def mask_transposed_scores(
         key = first_key + tScSt_mn[r, 0][0]
         queries = visible_queries(band, key, seqlens)
         first_visible = queries.begin
-        if key >= seqlens.k:
-            first_visible = seqlens.q + _PAST_ANY_TILE
+        if cutlass.const_expr(not band.causal):
+            if key >= seqlens.k:
+                first_visible = seqlens.q + _PAST_ANY_TILE
         begin = columns_before(first_visible - thread_query, *pattern)
         end = columns_before(queries.end - thread_query, *pattern)
         for first in cutlass.range_constexpr(0, columns, _CHUNK):
@@ -133,3 +138,25 @@ def mask_transposed_scores(
             for i in cutlass.range_constexpr(min(_CHUNK, columns - first)):
                 c = first + i
                 acc_St_mn[r, c] = acc_St_mn[r, c] if visible & (1 << i) else -Float32.inf
+
+
+@cute.jit
+def existing_keys(tScSt_mn: cute.Tensor, keys: Int32):
+    """For each row of a thread all bits if its key is one of the first `keys`, else none."""
+    rows = cute.size(tScSt_mn, mode=[0])
+    return tuple(anew(Int32(-1) if tScSt_mn[r, 0][0] < keys else Int32(0)) for r in range(rows))
+
+
+@cute.jit
+def hide_keys(
+    rXt: cute.Tensor,  # 16-bit A fragments ((2, 2, 2), MMA_M, K / 16): keys x queries
+    existing: tuple[Int32, ...],  # `existing_keys`
+):
+    """Zeros for keys past the end, two values at a time, whatever was computed of them."""
+    words = cute.recast_tensor(rXt, Int32)
+    for r in cutlass.range_constexpr(len(existing)):
+        for octet in cutlass.range_constexpr(cute.size(words, mode=[0, 2])):
+            for m in cutlass.range_constexpr(cute.size(words, mode=[1])):
+                for k in cutlass.range_constexpr(cute.size(words, mode=[2])):
+                    place = ((0, r, octet), m, k)
+                    words[place] = words[place] & existing[r]

@@ -84,7 +84,10 @@ def forward_operands(signature: Signature) -> tuple[Any, ...]:
 
 
 def backward_operands(signature: Signature) -> tuple[Any, ...]:
-    """(q, k, v, dout, lse_log2, delta, dq_acc, dq_turn, dk, dv, tiles) of a backward kernel."""
+    """(q, k, v, dout, lse_log2, delta, dq_acc, dq_turn, dk, dv, tiles) of a backward kernel.
+
+    dq_acc is in the order of the kernel: rows, or tiles.
+    """
     dtype = NUMERIC[signature.dtype]
     batch, heads_q, heads_k = cute.sym_int(), cute.sym_int(), cute.sym_int()
     seqlen_q, seqlen_k = cute.sym_int(), cute.sym_int()

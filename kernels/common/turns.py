@@ -1,14 +1,14 @@
 """The order in which CTAs add to a query tile's dQ, for bitwise equal sums in every run.
 
-A counter per query tile holds the next turn; a CTA's turn is its place, in the order of the launch,
-among the key tiles that the queries see.
+A counter per query tile, given by its address, holds the next turn; a CTA's turn is its place, in
+the order of the launch, among the key tiles that the queries see.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
+from cutlass import Constexpr, Int32, Int64
 
 from hopperflash.problem.mask import MaskKind
 
@@ -56,7 +56,7 @@ def heads_take_turns(band_kind: MaskKind, in_order: bool) -> bool:
 
 
 @cute.jit
-def wait_for_turn(counter: cute.Pointer, turn: Int32):
+def wait_for_turn(counter: Int64, turn: Int32):
     """Spin until `counter` is `turn`; what the earlier CTAs added is then visible."""
     seen = Int32(-1)
     while seen != turn:
@@ -64,16 +64,16 @@ def wait_for_turn(counter: cute.Pointer, turn: Int32):
 
 
 @cute.jit
-def pass_turn(counter: cute.Pointer):
+def pass_turn(counter: Int64):
     """Let the next CTA add; called by one thread, after the additions are complete."""
-    cute.arch.red(counter, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+    cute.arch.inline_ptx("red.release.gpu.global.add.s32 [{$r0}], 1;", read_only_args=[counter])
 
 
 @cute.jit
-def load_acquire(pointer: cute.Pointer):
+def load_acquire(address: Int64):
     """ld.acquire.gpu of an int32."""
     return cute.arch.inline_ptx(
         "ld.acquire.gpu.global.s32 {$w0}, [{$r0}];",
         write_only_types=[Int32],
-        read_only_args=[pointer.toint()],
+        read_only_args=[address],
     )

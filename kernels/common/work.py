@@ -215,14 +215,16 @@ def tile_number(walk: Walk, number: Int32):
 
 
 @cute.jit
-def anew(value: Int32):
+def anew(value: Any):
     """`value`, from which nothing can be computed ahead of this.
 
     What is the same for all tiles would be computed before the first, and kept in registers that
     the loop over a tile does not have.
     """
     return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+        f"mov.b{value.width} {{$w0}}, {{$r0}};",
+        write_only_types=[type(value)],
+        read_only_args=[value],
     )
 
 

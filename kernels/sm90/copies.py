@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
 
@@ -26,16 +26,3 @@ def store_converted(mma: cute.TiledMma, acc: cute.Tensor, sX: cute.Tensor, tidx:
     rX = cute.make_rmem_tensor_like(acc, sX.element_type)
     rX.store(acc.load().to(sX.element_type))
     store_accumulator(mma, rX, sX, tidx)
-
-
-@cute.jit
-def store_fp32_accumulator(
-    mma: cute.TiledMma,
-    acc: cute.Tensor,
-    sX: cute.Tensor,  # (tile_m, columns) fp32
-    tidx: Int32,
-):
-    """Store an fp32 accumulator tile to shared memory, a pair of neighbouring columns at a time."""
-    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), Float32, num_bits_per_copy=64)
-    thread_copy = cute.make_tiled_copy_C(atom, mma).get_slice(tidx)
-    cute.copy(atom, thread_copy.retile(acc), thread_copy.partition_D(sX))

@@ -106,14 +106,6 @@ def store_atom(mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, ..
     )
 
 
-def reduce_add_atom(
-    mX: cute.Tensor, layout: cute.ComposedLayout, tile: tuple[int, int]
-) -> TmaTensor:
-    """Shared added to global; what lies outside the tensor is not written."""
-    op = cpasync.CopyReduceBulkTensorTileS2GOp(reduction_kind=cute.ReductionKind.ADD)
-    return TmaTensor(*cpasync.make_tiled_tma_atom(op, mX, layout, tile))
-
-
 def partition(
     tma: TmaTensor, sX: cute.Tensor, gX: cute.Tensor, tile_modes: int = 2
 ) -> tuple[Any, Any]:

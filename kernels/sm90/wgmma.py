@@ -6,7 +6,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32
+from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 _Kind = warpgroup.SmemLayoutAtomKind
@@ -93,6 +93,17 @@ def warpgroup_slice(mma: cute.TiledMma, warpgroup_idx: Any) -> Any:
     return mma.get_slice(warpgroup_idx * THREADS_PER_WARPGROUP)
 
 
+def at_offset(fragment: cute.Tensor, offset: Int32) -> cute.Tensor:
+    """The descriptors (MMA, MMA_M or N, MMA_K) of an operand with one stage, so far on.
+
+    With an offset that the compiler does not know to be 0 it adds to the descriptor of the first
+    k-step. Else each would be a sum of constants of its own, with a carry.
+    """
+    layout = fragment[None, None, None, 0].layout
+    offsets = cute.append(layout, cute.make_layout(2, stride=1))
+    return cute.make_tensor(fragment.iterator, offsets)[None, None, None, offset]
+
+
 @cute.jit
 def gemm(
     mma: cute.TiledMma,
@@ -100,12 +111,18 @@ def gemm(
     fragments_A: cute.Tensor,  # (MMA, MMA_M, MMA_K)
     fragments_B: cute.Tensor,  # (MMA, MMA_N, MMA_K)
     accumulate: Constexpr[bool],
+    fence: Constexpr[bool] = True,
 ):
-    """acc (+)= A B^T as one committed group of wgmmas; the caller waits for it."""
+    """acc (+)= A B^T as one committed group of wgmmas; the caller waits for it.
+
+    The fence orders all registers that were touched before; right behind another GEMM there are
+    none.
+    """
     # An atom of its own: setting a field of `mma` here would leak out of the caller's loop.
     atom = cute.make_mma_atom(mma.op)
     atom.set(warpgroup.Field.ACCUMULATE, accumulate)
-    warpgroup.fence()
+    if cutlass.const_expr(fence):
+        warpgroup.fence()
     for k in cutlass.range_constexpr(cute.size(fragments_A, mode=[2])):
         cute.gemm(atom, acc, fragments_A[None, None, k], fragments_B[None, None, k], acc)
         atom.set(warpgroup.Field.ACCUMULATE, True)

@@ -16,6 +16,7 @@ from hopperflash.plan import (
     PreprocessConfig,
     arch_of,
 )
+from hopperflash.plan.config import AccumulatorOrder
 from hopperflash.plan.family import POSTPROCESS, PREPROCESS
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.tiles import HEAD_DIMS
@@ -76,6 +77,7 @@ def _covering() -> Iterator[KernelSpec]:
         yield _spec(_own(tile, deterministic=True), BF16, _heaviest(tile))
         yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile)))
         yield walking(_spec(_own(tile), BF16, _lightest(tile, tile.masks[0])))
+        yield _spec(replace(_own(tile), exact_head_dim=False), BF16, _heaviest(tile))
         for gradients in (("dq",), ("dk", "dv")):
             yield _spec(replace(_own(tile), gradients=gradients), FP16, _heaviest(tile))
     for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):
@@ -99,24 +101,28 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     assert kernel.name.startswith("hopperflash_bwd_sm90_")
     sass = kernel.sass
     wanted = ["HGMMA", "UTMALDG", "UBLKCP", "USETMAXREG"]
-    wanted += ["UTMAREDG"] if config.needs("dq") else []
+    wanted += ["REDG.E.ADD.F32x4"] if config.needs("dq") else []
     wanted += ["UTMASTG"] if config.needs("dk") or config.needs("dv") else []
     for opcode in wanted:
         assert sass.count(opcode) > 0, f"no {opcode}"
     assert sass.count("HMMA") == 0
-    # A GEMM is one group of instructions in flight: more fences mean that ptxas serialised it.
-    loops, gemms = LOOPS[spec.signature.mask_kind], 2 + len(config.gradients)
-    assert sass.count("WARPGROUP.ARRIVE") == loops * gemms
-    assert sass.count("WARPGROUP.DEPBAR") <= loops * 4
+    # A GEMM is one group of instructions in flight, and those of S and dP share a fence: more of them
+    # mean that ptxas serialised them.
+    loops, gemms = LOOPS[spec.signature.mask_kind], 1 + len(config.gradients)
+    fences = loops * gemms if config.dq_alike else loops * (gemms + gemms - 1)
+    assert sass.count("WARPGROUP.ARRIVE") == fences
+    assert sass.count("WARPGROUP.DEPBAR") <= fences
 
 
 @pytest.mark.parametrize("dtype", DType, ids=NAMES.get)
 def test_kernels_around_it_compile_clean(dtype: DType) -> None:
     signature = Signature(dtype, MaskKind.FULL, softcap=False)
     for ref, config in (
-        (PREPROCESS, PreprocessConfig(tile_m=128)),
-        (PREPROCESS, PreprocessConfig(tile_m=64, zero_dq=False)),
-        (POSTPROCESS, PostprocessConfig()),
+        (PREPROCESS, PreprocessConfig(128, AccumulatorOrder.FRAGMENTS)),
+        (PREPROCESS, PreprocessConfig(64, AccumulatorOrder.ROWS)),
+        (PREPROCESS, PreprocessConfig(64, None)),
+        (POSTPROCESS, PostprocessConfig(128, AccumulatorOrder.FRAGMENTS)),
+        (POSTPROCESS, PostprocessConfig(32, AccumulatorOrder.ROWS)),
     ):
         kernel = _clean(KernelSpec(ref, config, signature, "sm_90a"))
         assert kernel.sass.count("LDG") > 0

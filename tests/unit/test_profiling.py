@@ -10,6 +10,7 @@ import pytest
 from hopperflash.analysis import KernelResources
 from hopperflash.analysis.sass import parse_listing
 from hopperflash.plan.config import Scheduler
+from hopperflash.plan.cost import moved_bytes
 from hopperflash.plan.tiles_sm90 import forward_config, forward_tile
 from hopperflash.problem import MaskKind
 from profiling import compare_report, peer_tiles, schedules
@@ -80,7 +81,8 @@ def pair(mask: MaskKind) -> Pair:
     case = Case("forward", 128, 128, mask)
     config = forward_config(forward_tile(128, 128, MaskKind.CAUSAL), 128, 128)
     ours, peer = (
-        side(case, config, kernel(*extra), [2]) for extra in ([], ["FADD R1, R1, R2"] * 2)
+        side(case, config, kernel(*extra), moved_bytes(config, 2))
+        for extra in ([], ["FADD R1, R1, R2"] * 2)
     )
     return Pair(case, ours, peer)
 

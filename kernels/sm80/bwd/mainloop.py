@@ -299,11 +299,11 @@ def multiply_dS(ctx: MainloopContext):
 def add_dQ(ctx: MainloopContext, acc_dQ: cute.Tensor, head: Int32, m_block: Int32):
     """Add a tile to dQ, element by element in fp32; in turn where the order is fixed."""
     config, tile, tidx, mma = ctx.config, ctx.tile, ctx.tidx, ctx.mmas.queries
-    counter = ctx.tensors.mTurn.iterator
+    counter = ctx.tensors.mTurn.iterator.toint()
     if cutlass.const_expr(config.deterministic):
         counter = cute.domain_offset(
             (tile.sequence.batch, head, tile.first_padded_block + m_block), ctx.tensors.mTurn
-        ).iterator
+        ).iterator.toint()
         if tidx == 0:
             turn = turns.turn_of(tile, m_block, ctx.band, config.tile_m, config.tile_n)
             turns.wait_for_turn(counter, turn)

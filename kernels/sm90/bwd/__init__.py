@@ -1,1 +1,1 @@
-"""The Hopper backward: `kernel` wires, `load`, `mma`, `store_dq` and `epilogue` are the roles."""
+"""The Hopper backward: `kernel` wires, `load`, `mma`, `add_dq` and `epilogue` are the roles."""

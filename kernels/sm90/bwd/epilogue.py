@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, pipeline
+from cutlass import Constexpr, Float32, Int32
 
 from hopperflash.plan.config import BackwardConfig
+from hopperflash.problem.mask import MaskKind
 
+from ...common.layouts import mn_view
 from ...common.tiles import KeyTile
 from .. import copies, tma
-from .mma import TiledMmas, consumer_threads
-from .storage import Barrier, SmemTensors
+from .mma import TiledMmas
+from .storage import SmemTensors, consumers
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class EpilogueContext:
 
     config: Constexpr[BackwardConfig]
     packed: Constexpr[bool]
+    mask_kind: Constexpr[MaskKind]
     mmas: TiledMmas
     smem: SmemTensors
     tma_dK: tma.TmaTensor  # (seqlen_k, head_dim, heads_k, batch)
@@ -34,15 +37,15 @@ class EpilogueContext:
 def epilogue(ctx: EpilogueContext, tile: KeyTile, acc_dK: cute.Tensor, acc_dV: cute.Tensor):
     """dK = softmax_scale acc_dK, and dV, for the keys that exist."""
     config, smem = ctx.config, ctx.smem
-    everyone = pipeline.NamedBarrier(
-        barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(config)
-    )
+    everyone = consumers(config)
     # No warpgroup may still read K or V.
     everyone.arrive_and_wait()
     if cutlass.const_expr(config.needs("dk")):
         acc_dK.store(acc_dK.load() * ctx.softmax_scale)
         copies.store_converted(ctx.mmas.dK, acc_dK, smem.sK[None, None, 0], ctx.consumer_tidx)
     if cutlass.const_expr(config.needs("dv")):
+        if cutlass.const_expr(ctx.packed and ctx.mask_kind is MaskKind.FULL):
+            zero_hidden_rows(ctx, tile, acc_dV)
         copies.store_converted(ctx.mmas.dV, acc_dV, smem.sV[None, None, 0], ctx.consumer_tidx)
     # The TMA store reads through the async proxy what all consumer warps wrote.
     cute.arch.fence_view_async_shared()
@@ -55,6 +58,19 @@ def epilogue(ctx: EpilogueContext, tile: KeyTile, acc_dK: cute.Tensor, acc_dV: c
             store_tile(ctx, tile, ctx.tma_dV, smem.sV, config.head_dim_v)
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def zero_hidden_rows(ctx: EpilogueContext, tile: KeyTile, acc_dV: cute.Tensor):
+    """Zeros for rows of a sequence that are no keys: without a band, P is not masked."""
+    config = ctx.config
+    cdV = cute.make_identity_tensor((config.tile_n, config.head_dim_v))
+    tdVcdV_mn = mn_view(ctx.mmas.dV.get_slice(ctx.consumer_tidx).partition_C(cdV))
+    acc_dV_mn = mn_view(acc_dV)
+    keys = tile.sequence.seqlens.k - tile.n_block * config.tile_n
+    for r in cutlass.range_constexpr(cute.size(acc_dV_mn, mode=[0])):
+        for c in cutlass.range_constexpr(cute.size(acc_dV_mn, mode=[1])):
+            acc_dV_mn[r, c] = acc_dV_mn[r, c] if tdVcdV_mn[r, 0][0] < keys else Float32(0.0)
 
 
 @cute.jit

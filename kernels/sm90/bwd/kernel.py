@@ -4,18 +4,16 @@ It streams the query tiles that see its keys, of every query head of the group, 
 are summed in registers and written once; dQ tiles are added up in fp32 in global memory.
 
 Roles, in warpgroups of 128 threads, each of which walks over the CTA's key tiles by itself:
-    warpgroup 0        warp 0 loads (`load`), warp 1 adds dQ tiles to global memory (`store_dq`); of
-                       a CTA with several key tiles warp 2 loads K and V
-    warpgroups 1..n    consumers: the five GEMMs (`mma`), then dK and dV (`epilogue`)
+    warpgroup 0        warp 0 loads (`load`); of a CTA with several key tiles warp 1 loads K and V
+    warpgroups 1..n    consumers: the five GEMMs (`mma`), additions to dQ (`add_dq`), then dK and dV
+                       (`epilogue`)
 
 Pipelines (full and empty mbarriers a stage), producer -> consumers:
     KV  1 stage      K and V, filled once a key tile, released when dK and dV, which take their
                      memory, have left
-    Q   stages_q     Q and LSE, released when dK += dS^T Q is complete
-    dO  stages_do    dO and delta, released when dV += P^T dO is complete
+    Q   stages       Q, dO, LSE and delta of a query tile, released when dV and dK are complete
 
-Named barriers: CONSUMERS (dS is written), DQ_EMPTY and DQ_FULL (the dQ tile goes from the consumers
-to the store warp and back).
+Named barrier: CONSUMERS (dS is written; it has been read).
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, pipeline
+from cutlass import Constexpr, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -49,18 +47,18 @@ from ...common.work import (
     tile_number,
 )
 from .. import tma, wgmma
+from .add_dq import AddContext
 from .epilogue import EpilogueContext, epilogue
 from .load import (
     LoadContext,
     first_key_state,
-    first_query_states,
+    first_query_state,
     key_warp,
     load_keys,
     load_queries,
 )
 from .mma import MmaContext, States, TiledMmas, first_states, mma
 from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
-from .store_dq import StoreContext, store_dQ
 
 
 class KernelOperands(NamedTuple):
@@ -70,11 +68,11 @@ class KernelOperands(NamedTuple):
     tma_K: tma.TmaTensor
     tma_V: tma.TmaTensor
     tma_dO: tma.TmaTensor
-    tma_dQ: tma.TmaTensor  # fp32, added to
     tma_dK: tma.TmaTensor
     tma_dV: tma.TmaTensor
     mLSE: cute.Tensor  # (batch, heads_q, padded rows) fp32, base 2
     mDelta: cute.Tensor  # (batch, heads_q, padded rows) fp32
+    mdQ: cute.Tensor  # (batch, heads_q, query blocks, tile_m head_dim) fp32, added to
     mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
 
 
@@ -85,6 +83,7 @@ class ConsumerContext:
     walk: Walk
     group: Int32  # query heads a key head
     mma: MmaContext
+    add: AddContext
     epilogue: EpilogueContext
 
 
@@ -103,7 +102,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         mdO: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim_v)
         mLSE: cute.Tensor,  # (batch, heads_q, padded rows) LSE log2(e)
         mDelta: cute.Tensor,  # (batch, heads_q, padded rows)
-        mdQ: cute.Tensor,  # (batch, seqlen_q, heads_q, head_dim) fp32, zeroed
+        mdQ: cute.Tensor,  # (batch, heads_q, query blocks, tile_m head_dim) fp32, zeroed
         mTurn: cute.Tensor,  # (batch, heads_q, query blocks) int32, zeroed; deterministic only
         mdK: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim)
         mdV: cute.Tensor,  # (batch, seqlen_k, heads_k, head_dim_v)
@@ -124,11 +123,11 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             tma_K=tma.load_atom(tma.sequence_major(mK, packed), layouts.K, (n, d)),
             tma_V=tma.load_atom(tma.sequence_major(mV, packed), layouts.V, (n, dv)),
             tma_dO=tma.load_atom(tma.sequence_major(mdO, packed), layouts.dO, (m, dv)),
-            tma_dQ=tma.reduce_add_atom(tma.sequence_major(mdQ, packed), layouts.dQ, (m, d)),
             tma_dK=tma.store_atom(tma.sequence_major(mdK, packed), layouts.K, (n, d)),
             tma_dV=tma.store_atom(tma.sequence_major(mdV, packed), layouts.V, (n, dv)),
             mLSE=mLSE,
             mDelta=mDelta,
+            mdQ=mdQ,
             mTurn=mTurn,
         )
         batch, seqlen_k, heads_k, _ = mK.shape
@@ -192,7 +191,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
     ):
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == 0:
-            for tma_X in tensors[:7]:
+            for tma_X in tensors[:6]:
                 cpasync.prefetch_descriptor(tma_X.atom)
         wait_for_previous(self.dependent)
         band = self.band(*window)
@@ -246,19 +245,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             if warp_idx == key_warp(config):
                 for_each_tile(walk, load_keys, producer, first_key_state())
             if warp_idx == 0:
-                for_each_tile(walk, load_queries, producer, first_query_states(config))
-            if cutlass.const_expr(config.needs("dq")):
-                if warp_idx == 1:
-                    store = StoreContext(
-                        config=config,
-                        packed=self.packed,
-                        band=band,
-                        tma_dQ=tensors.tma_dQ,
-                        mTurn=tensors.mTurn,
-                        smem=smem,
-                        group=group,
-                    )
-                    store_dQ(store, walk)
+                for_each_tile(walk, load_queries, producer, first_query_state(config))
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
@@ -275,9 +262,11 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                     consumer_tidx=consumer_tidx,
                     scales=scales,
                 ),
+                add=AddContext(config, band, tensors.mdQ, tensors.mTurn, consumer_tidx),
                 epilogue=EpilogueContext(
                     config=config,
                     packed=self.packed,
+                    mask_kind=band.kind,
                     mmas=mmas,
                     smem=smem,
                     tma_dK=tensors.tma_dK,
@@ -286,18 +275,38 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                     softmax_scale=scales.softmax,
                 ),
             )
-            for_each_tile(walk, compute, consumer, first_states(config))
+            if cutlass.const_expr(config.dq_alike):
+                for_each_tile(walk, compute, consumer, first_states(config))
+            elif consumer_tidx < config.dq_warpgroups * wgmma.THREADS_PER_WARPGROUP:
+                for_each_tile(walk, compute, consumer, first_states(config))
+            else:
+                for_each_tile(walk, compute_without_dQ, consumer, first_states(config))
 
 
 @cute.jit
 def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
     """A consumer warpgroup's part of a key tile."""
+    return compute_tile(ctx, assigned, states, adds_dQ=ctx.mma.config.needs("dq"))
+
+
+@cute.jit
+def compute_without_dQ(ctx: ConsumerContext, assigned: AssignedTile, states: States):
+    """The same of a warpgroup that leaves dQ to another."""
+    return compute_tile(ctx, assigned, states, adds_dQ=False)
+
+
+@cute.jit
+def compute_tile(
+    ctx: ConsumerContext, assigned: AssignedTile, states: States, adds_dQ: Constexpr[bool]
+):
+    """Five GEMMs or four per query tile, then dK and dV."""
     config, ring_KV = ctx.mma.config, ctx.mma.pipelines.KV
     consumer_tidx = ctx.mma.consumer_tidx
     if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
         consumer_tidx = anew(consumer_tidx)
     mma_context = replace(ctx.mma, consumer_tidx=consumer_tidx)
-    acc_dK, acc_dV, states = mma(mma_context, key_tile_of(ctx, assigned), states)
+    add_context = replace(ctx.add, consumer_tidx=consumer_tidx) if adds_dQ else None
+    acc_dK, acc_dV, states = mma(mma_context, add_context, key_tile_of(ctx, assigned), states)
     # Asked for anew, so that it is not live in the loop over query tiles.
     finished = key_tile_of(ctx, tile_number(ctx.walk, assigned.number))
     epilogue_context = replace(ctx.epilogue, consumer_tidx=consumer_tidx)

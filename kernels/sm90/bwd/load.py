@@ -1,4 +1,4 @@
-"""The producers: K and V of a key tile, and Q with its LSE and dO with its delta, tile by tile.
+"""The producers: K and V of a key tile, and Q, dO, LSE and delta, query tile by query tile.
 
 A persistent CTA has a warp for each, since K and V of the next key tile must wait until dK and dV
 of this one have left their memory, which Q and dO need not."""
@@ -42,8 +42,8 @@ class LoadContext:
 
 
 def key_warp(config: BackwardConfig) -> int:
-    """The producer warp that loads K and V; number 1 stores dQ."""
-    return 2 if config.scheduler is Scheduler.PERSISTENT else 0
+    """The producer warp that loads K and V; number 0 loads Q and dO."""
+    return 1 if config.scheduler is Scheduler.PERSISTENT else 0
 
 
 def first_key_state() -> pipeline.PipelineState:
@@ -51,15 +51,9 @@ def first_key_state() -> pipeline.PipelineState:
     return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, 1)
 
 
-def first_query_states(
-    config: BackwardConfig,
-) -> tuple[pipeline.PipelineState, pipeline.PipelineState]:
-    """The producer at the first stages of Q and of dO."""
-    producer = pipeline.PipelineUserType.Producer
-    return (
-        pipeline.make_pipeline_state(producer, config.stages_q),
-        pipeline.make_pipeline_state(producer, config.stages_do),
-    )
+def first_query_state(config: BackwardConfig) -> pipeline.PipelineState:
+    """The producer at the first stage of Q."""
+    return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, config.stages)
 
 
 def loads_keys(config: BackwardConfig, tile: KeyTile) -> Any:
@@ -102,30 +96,18 @@ def load_keys(ctx: LoadContext, assigned: AssignedTile, state: pipeline.Pipeline
 
 
 @cute.jit
-def load_queries(
-    ctx: LoadContext,
-    assigned: AssignedTile,
-    states: tuple[pipeline.PipelineState, pipeline.PipelineState],
-):
+def load_queries(ctx: LoadContext, assigned: AssignedTile, state: pipeline.PipelineState):
     """Q, LSE, dO and delta of all query tiles of a key tile. Runs in one whole warp."""
     tile = key_tile(assigned, ctx.band, ctx.group, ctx.config, ctx.packed)
-    state_Q, state_dO = states
     for g in cutlass.range(tile.group, unroll=1):
-        head = tile.head_k * tile.group + g
-        state_Q, state_dO = load_head(ctx, tile, head, state_Q, state_dO)
-    return state_Q, state_dO
+        state = load_head(ctx, tile, tile.head_k * tile.group + g, state)
+    return state
 
 
 @cute.jit
-def load_head(
-    ctx: LoadContext,
-    tile: KeyTile,
-    head: Int32,
-    state_Q: pipeline.PipelineState,
-    state_dO: pipeline.PipelineState,
-):
-    """Q, LSE, dO and delta of the query tiles of one head."""
-    config, sequence = ctx.config, tile.sequence
+def load_head(ctx: LoadContext, tile: KeyTile, head: Int32, state: pipeline.PipelineState):
+    """Q, LSE, dO and delta of the query tiles of one head, on one barrier a tile."""
+    config, sequence, ring = ctx.config, tile.sequence, ctx.pipelines.Q
     queries = Rows(sequence.q.first, sequence.seqlens.q)
     gQ = cute.local_tile(
         tma.head_rows(ctx.tma_Q, head, sequence.batch, queries, ctx.packed),
@@ -141,34 +123,16 @@ def load_head(
     gDelta = cute.local_tile(ctx.mDelta[sequence.batch, head, None], (config.tile_m,), (None,))
     tQsQ, tQgQ = tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
     tdOsdO, tdOgdO = tma.partition(ctx.tma_dO, ctx.smem.sdO, gdO)
-    ring_Q, ring_dO = ctx.pipelines.Q, ctx.pipelines.dO
     for m_block in cutlass.range(tile.queries.begin, tile.queries.end, unroll=1):
-        ring_Q.producer_acquire(state_Q)
-        barrier_Q = ring_Q.producer_get_barrier(state_Q)
-        cute.copy(
-            ctx.tma_Q.atom,
-            tQgQ[None, m_block],
-            tQsQ[None, state_Q.index],
-            tma_bar_ptr=barrier_Q,
-        )
+        ring.producer_acquire(state)
+        barrier, stage = ring.producer_get_barrier(state), state.index
         padded_block = tile.first_padded_block + m_block
-        copy_statistic(gLSE[None, padded_block], ctx.smem.sLSE[None, state_Q.index], barrier_Q)
-        ring_dO.producer_acquire(state_dO)
-        barrier_dO = ring_dO.producer_get_barrier(state_dO)
-        cute.copy(
-            ctx.tma_dO.atom,
-            tdOgdO[None, m_block],
-            tdOsdO[None, state_dO.index],
-            tma_bar_ptr=barrier_dO,
-        )
-        copy_statistic(
-            gDelta[None, padded_block],
-            ctx.smem.sDelta[None, state_dO.index],
-            barrier_dO,
-        )
-        state_Q.advance()
-        state_dO.advance()
-    return state_Q, state_dO
+        cute.copy(ctx.tma_Q.atom, tQgQ[None, m_block], tQsQ[None, stage], tma_bar_ptr=barrier)
+        copy_statistic(gLSE[None, padded_block], ctx.smem.sLSE[None, stage], barrier)
+        cute.copy(ctx.tma_dO.atom, tdOgdO[None, m_block], tdOsdO[None, stage], tma_bar_ptr=barrier)
+        copy_statistic(gDelta[None, padded_block], ctx.smem.sDelta[None, stage], barrier)
+        state.advance()
+    return state
 
 
 @cute.jit

@@ -3,7 +3,7 @@
 S^T  = K Q^T             P^T  = 2^(c S^T - LSE)
 dP^T = V dO^T            dS^T = P^T (dP^T - delta)
 dV  += P^T dO
-dQ   = dS K              handed to the store warp
+dQ   = dS K              added to fp32 sums in global memory (`add_dq`)
 dK  += dS^T Q
 """
 
@@ -14,19 +14,30 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, pipeline
+from cutlass import Constexpr, Float32, Int32, Int64, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from hopperflash.plan.config import BackwardConfig, POperand
+from hopperflash.problem.mask import MaskKind
 
 from ...common import gradients, softmax
 from ...common.band import Band
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
-from ...common.mask import mask_transposed_scores
+from ...common.mask import existing_keys, hide_keys, mask_transposed_scores
 from ...common.tiles import KeyTile
+from ...common.work import anew
 from .. import copies, wgmma
+from .add_dq import (
+    NO_TURN,
+    add_dQ,
+    next_turn,
+    pass_last_turn,
+    thread_sums,
+)
 from .load import loads_keys
-from .storage import Barrier, Pipelines, SmemTensors
+from .storage import Pipelines, SmemTensors, consumers
+
+_NO_BLOCK_BITS = 30  # no tensor has so many queries that these bits of a block's number are set
 
 
 class TiledMmas(NamedTuple):
@@ -57,17 +68,30 @@ class Fragments:
     """A warpgroup's operands and accumulators."""
 
     tSrK: cute.Tensor
-    tSrQ: cute.Tensor  # (MMA, MMA_N, MMA_K, stages_q)
+    tSrQ: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
     tdPrV: cute.Tensor
-    tdPrdO: cute.Tensor  # (MMA, MMA_N, MMA_K, stages_do)
+    tdPrdO: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
     tdVrPt: Any  # descriptors of sPt, or None where P^T stays in registers
-    tdVrdOt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages_do)
+    tdVrdOt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
     tdKrdSt: Any  # descriptors of sdSt, or None where dS^T stays in registers
-    tdKrQt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages_q)
-    tdQrdS: cute.Tensor
-    tdQrKt: cute.Tensor
+    tdKrQt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
+    tdQrdS: Any  # None for a warpgroup that leaves dQ to others
+    tdQrKt: Any
     acc_dV: cute.Tensor
     acc_dK: cute.Tensor
+
+
+@dataclass(frozen=True)
+class HeadContext:
+    """What all steps over the query tiles of a head have in common."""
+
+    mma: MmaContext
+    add: Any  # AddContext, or None for a warpgroup that leaves dQ to others
+    tile: KeyTile
+    fragments: Fragments
+    existing_keys: Any  # a word a row of a thread; None where a band masks
+    number: Int32
+    sums: Any  # `thread_sums`
 
 
 class States(NamedTuple):
@@ -75,7 +99,6 @@ class States(NamedTuple):
 
     KV: pipeline.PipelineState
     Q: pipeline.PipelineState
-    dO: pipeline.PipelineState
 
 
 def first_states(config: BackwardConfig) -> States:
@@ -83,40 +106,53 @@ def first_states(config: BackwardConfig) -> States:
     consumer = pipeline.PipelineUserType.Consumer
     return States(
         KV=pipeline.make_pipeline_state(consumer, 1),
-        Q=pipeline.make_pipeline_state(consumer, config.stages_q),
-        dO=pipeline.make_pipeline_state(consumer, config.stages_do),
+        Q=pipeline.make_pipeline_state(consumer, config.stages),
     )
 
 
 @cute.jit
-def mma(ctx: MmaContext, tile: KeyTile, states: States):
-    """Returns (acc_dK, acc_dV, states), without the softmax scale.
+def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
+    """Returns (acc_dK, acc_dV, states), without the softmax scale; `add` is an AddContext, or None
+    for a warpgroup that leaves dQ to others.
 
     For every head of the group: query tiles that meet the diagonal need a mask, those inside do
     not, and those at a window's far edge do.
     """
-    fragments, queries = make_fragments(ctx), tile.queries
+    queries, fragments = tile.queries, make_fragments(ctx, adds_dQ=add is not None)
+    counter, existing = Int64(NO_TURN), None
+    if cutlass.const_expr(ctx.band.kind is MaskKind.FULL):
+        cSt = cute.make_identity_tensor((ctx.config.tile_n, ctx.config.tile_m))
+        tScSt_mn = mn_view(ctx.mmas.St.get_slice(ctx.consumer_tidx).partition_C(cSt))
+        keys = tile.sequence.seqlens.k - tile.n_block * ctx.config.tile_n
+        existing = existing_keys(tScSt_mn, keys)
     if loads_keys(ctx.config, tile):
         ctx.pipelines.KV.consumer_wait(states.KV)
-    for _ in cutlass.range(tile.group, unroll=1):
+    for g in cutlass.range(tile.group, unroll=1):
+        head = tile.head_k * tile.group + g
+        sums = thread_sums(add, tile, head) if add is not None else None
+        head_context = HeadContext(ctx, add, tile, fragments, existing, head, sums)
         for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
-            states = one_query_block(ctx, tile, fragments, states, m_block, masked=True)
+            states, counter = one_query_block(head_context, states, counter, m_block, masked=True)
         for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
-            states = one_query_block(ctx, tile, fragments, states, m_block, masked=False)
+            states, counter = one_query_block(head_context, states, counter, m_block, masked=False)
         if cutlass.const_expr(ctx.band.window):
             for m_block in cutlass.range(queries.unmasked_end, queries.end, unroll=1):
-                states = one_query_block(ctx, tile, fragments, states, m_block, masked=True)
+                states, counter = one_query_block(
+                    head_context, states, counter, m_block, masked=True
+                )
+    if cutlass.const_expr(add is not None and ctx.config.deterministic):
+        pass_last_turn(add, counter)
     return fragments.acc_dK, fragments.acc_dV, states
 
 
-def make_fragments(ctx: MmaContext) -> Fragments:
+def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
     """Shared-memory descriptors of the warpgroup's operands; accumulators start at zero."""
     config, smem, mmas = ctx.config, ctx.smem, ctx.mmas
     warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
 
     def operand_A(mma: cute.TiledMma, sX: Any) -> Any:
         wg_mma = wgmma.warpgroup_slice(mma, warpgroup_idx)
-        return wg_mma.make_fragment_A(wg_mma.partition_A(sX))[None, None, None, 0]
+        return wg_mma.make_fragment_A(wg_mma.partition_A(sX))
 
     def operand_B(mma: cute.TiledMma, sX: Any) -> Any:
         wg_mma = wgmma.warpgroup_slice(mma, warpgroup_idx)
@@ -137,8 +173,8 @@ def make_fragments(ctx: MmaContext) -> Fragments:
         tdVrdOt=operand_B(mmas.dV, smem.sdOt),
         tdKrdSt=operand_A(mmas.dK, smem.sdSt) if shared_P else None,
         tdKrQt=operand_B(mmas.dK, smem.sQt),
-        tdQrdS=operand_A(mmas.dQ, smem.sdS),
-        tdQrKt=operand_B(mmas.dQ, smem.sKt)[None, None, None, 0],
+        tdQrdS=operand_A(mmas.dQ, smem.sdS) if adds_dQ else None,
+        tdQrKt=operand_B(mmas.dQ, smem.sKt) if adds_dQ else None,
         acc_dV=accumulator(mmas.dV, config.head_dim_v),
         acc_dK=accumulator(mmas.dK, config.head_dim),
     )
@@ -146,43 +182,34 @@ def make_fragments(ctx: MmaContext) -> Fragments:
 
 @cute.jit
 def one_query_block(
-    ctx: MmaContext,
-    tile: KeyTile,
-    fragments: Fragments,
+    head: HeadContext,
     states: States,
+    counter: Int64,  # of the turn that the step before leaves to be passed on
     m_block: Int32,
     masked: Constexpr[bool],
 ):
-    """Stream one query tile: adds to dK and dV, and hands its dQ to the store warp."""
-    config, mmas = ctx.config, ctx.mmas
-    state_Q, state_dO = states.Q, states.dO
-    stage_Q, stage_dO = state_Q.index, state_dO.index
+    """Stream one query tile: adds to dK, dV and, in global memory, dQ."""
+    ctx, fragments, tile = head.mma, head.fragments, head.tile
+    config, mmas, stage = ctx.config, ctx.mmas, states.Q.index
     tile_nm = (config.tile_n, config.tile_m)
     acc_S = cute.make_rmem_tensor(mmas.St.partition_shape_C(tile_nm), Float32)
     acc_dP = cute.make_rmem_tensor(mmas.St.partition_shape_C(tile_nm), Float32)
     thr_mma_St = mmas.St.get_slice(ctx.consumer_tidx)
     cSt = cute.make_identity_tensor(tile_nm)
     tScSt_mn = mn_view(thr_mma_St.partition_C(cSt))
+    tSrQ, tdPrdO = (t[None, None, None, stage] for t in (fragments.tSrQ, fragments.tdPrdO))
+    nowhere = anew(m_block) >> _NO_BLOCK_BITS
+    tSrK, tdPrV = (wgmma.at_offset(t, nowhere) for t in (fragments.tSrK, fragments.tdPrV))
 
-    # S^T = K Q^T
-    ctx.pipelines.Q.consumer_wait(state_Q)
-    wgmma.gemm(
-        mmas.St, acc_S, fragments.tSrK, fragments.tSrQ[None, None, None, stage_Q], accumulate=False
-    )
-    # dP^T = V dO^T
-    ctx.pipelines.dO.consumer_wait(state_dO)
-    wgmma.gemm(
-        mmas.St,
-        acc_dP,
-        fragments.tdPrV,
-        fragments.tdPrdO[None, None, None, stage_dO],
-        accumulate=False,
-    )
-
+    # S^T = K Q^T, dP^T = V dO^T
+    ctx.pipelines.Q.consumer_wait(states.Q)
+    wgmma.gemm(mmas.St, acc_S, tSrK, tSrQ, accumulate=False)
+    wgmma.gemm(mmas.St, acc_dP, tdPrV, tdPrdO, accumulate=False, fence=False)
     warpgroup.wait_group(1)
     if cutlass.const_expr(ctx.capped):
         softmax.cap_scores(mn_view(acc_S), ctx.scales)
-    if cutlass.const_expr(masked):
+    hides_keys = masked and ctx.band.kind is MaskKind.FULL
+    if cutlass.const_expr(masked and not hides_keys):
         mask_transposed_scores(
             acc_S,
             cSt,
@@ -193,69 +220,94 @@ def one_query_block(
             tile.sequence.seqlens,
             ctx.band,
         )
-    sLSE, sDelta = ctx.smem.sLSE[None, stage_Q], ctx.smem.sDelta[None, stage_dO]
+    sLSE, sDelta = ctx.smem.sLSE[None, stage], ctx.smem.sDelta[None, stage]
     gradients.probabilities(mn_view(acc_S), tScSt_mn, sLSE, ctx.scales.log2)
     warpgroup.wait_group(0)
     gradients.score_gradients(
         mn_view(acc_S), mn_view(acc_dP), tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped
     )
-    tdVrPt, tdKrdSt = operands_from_scores(ctx, fragments, acc_S, acc_dP)
+    if cutlass.const_expr(head.add is not None and config.deterministic):
+        # What the step before added to dQ has been made by now, or nearly.
+        cute.arch.fence_acq_rel_gpu()
+    existing = head.existing_keys if hides_keys else None
+    operands = operands_from_scores(ctx, fragments, acc_S, acc_dP, existing)
+    counter = multiply_scores(head, operands, states, counter, m_block, nowhere)
+    states.Q.advance()
+    return states, counter
 
+
+@cute.jit
+def multiply_scores(
+    head: HeadContext,
+    operands: tuple[Any, Any],  # P^T, dS^T
+    states: States,
+    counter: Int64,
+    m_block: Int32,
+    nowhere: Int32,  # 0, for `wgmma.at_offset`
+):
+    """dV += P^T dO, dK += dS^T Q, dQ = dS K; releases the query tile.
+
+    Where all warpgroups have a part of dQ, it leaves while dK is computed. One that has all of it
+    needs the registers of P, and computes it last, while the other begins with the next step.
+    """
+    ctx, fragments = head.mma, head.fragments
+    config, mmas, stage = ctx.config, ctx.mmas, states.Q.index
+    tdVrPt, tdKrdSt = operands
+    if cutlass.const_expr(config.p_operand is POperand.SHARED):
+        tdVrPt, tdKrdSt = (wgmma.at_offset(t, nowhere) for t in operands)
+    tdVrdOt, tdKrQt = (t[None, None, None, stage] for t in (fragments.tdVrdOt, fragments.tdKrQt))
     acc_dQ = cute.make_rmem_tensor(
         mmas.dQ.partition_shape_C((config.tile_m, config.head_dim)), Float32
     )
-    # dV += P^T dO
+    adds, alike = head.add is not None, config.dq_alike
+    tdQrdS, tdQrKt = fragments.tdQrdS, fragments.tdQrKt
+    if cutlass.const_expr(adds):
+        tdQrdS, tdQrKt = wgmma.at_offset(tdQrdS, nowhere), wgmma.at_offset(tdQrKt, nowhere)
     if cutlass.const_expr(config.needs("dv")):
-        wgmma.gemm(
-            mmas.dV,
-            fragments.acc_dV,
-            tdVrPt,
-            fragments.tdVrdOt[None, None, None, stage_dO],
-            accumulate=True,
-        )
-    # dQ = dS K
-    if cutlass.const_expr(config.needs("dq")):
-        wgmma.gemm(mmas.dQ, acc_dQ, fragments.tdQrdS, fragments.tdQrKt, accumulate=False)
-    # dK += dS^T Q
+        wgmma.gemm(mmas.dV, fragments.acc_dV, tdVrPt, tdVrdOt, accumulate=True)
+    if cutlass.const_expr(adds and alike):
+        wgmma.gemm(mmas.dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
     if cutlass.const_expr(config.needs("dk")):
-        wgmma.gemm(
-            mmas.dK,
-            fragments.acc_dK,
-            tdKrdSt,
-            fragments.tdKrQt[None, None, None, stage_Q],
-            accumulate=True,
-        )
-    # dK may stay in flight behind dV and dQ, unless it reads sdS: after the hand-over another
-    # warpgroup may overwrite that.
-    dK_in_flight = config.needs("dk") and config.p_operand is POperand.REGISTERS
-    warpgroup.wait_group(1 if dK_in_flight else 0)
-    ctx.pipelines.dO.consumer_release(state_dO)
-    if cutlass.const_expr(config.needs("dq")):
-        hand_over_dQ(ctx, acc_dQ)
-    warpgroup.wait_group(0)
-    ctx.pipelines.Q.consumer_release(state_Q)
-    state_Q.advance()
-    state_dO.advance()
-    return states
+        wgmma.gemm(mmas.dK, fragments.acc_dK, tdKrdSt, tdKrQt, accumulate=True)
+    if cutlass.const_expr(adds and alike):
+        counter = next_turn(head.add, head.tile, head.number, m_block, counter)
+        warpgroup.wait_group(1 if config.needs("dk") else 0)
+        add_dQ(head.add, head.sums, m_block, acc_dQ)
+    if cutlass.const_expr(adds and not alike):
+        warpgroup.wait_group(1 if config.needs("dk") else 0)
+        wgmma.gemm(mmas.dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
+        counter = next_turn(head.add, head.tile, head.number, m_block, counter)
+        warpgroup.wait_group(1)
+        ctx.pipelines.Q.consumer_release(states.Q)
+        warpgroup.wait_group(0)
+        add_dQ(head.add, head.sums, m_block, acc_dQ)
+    else:
+        warpgroup.wait_group(0)
+        ctx.pipelines.Q.consumer_release(states.Q)
+    return counter
 
 
 @cute.jit
 def operands_from_scores(
-    ctx: MmaContext, fragments: Fragments, acc_P: cute.Tensor, acc_dS: cute.Tensor
+    ctx: MmaContext,
+    fragments: Fragments,
+    acc_P: cute.Tensor,
+    acc_dS: cute.Tensor,
+    existing: Any,  # `existing_keys` where some may not, else None
 ):
     """P^T and dS^T in the input dtype as A operands: in registers, or in shared memory where the
     warpgroups split the columns; dS is always in shared memory where dQ is needed.
     """
     config, dtype = ctx.config, ctx.smem.sK.element_type
     rP, rdS = to_operand(acc_P, dtype), to_operand(acc_dS, dtype)
+    if cutlass.const_expr(existing is not None):
+        # What P has for the others ends in rows of dV that are not stored, or zeroed before that.
+        hide_keys(rdS, existing)
     tdVrPt, tdKrdSt = rP, rdS
     shared_P = config.p_operand is POperand.SHARED
-    everyone = pipeline.NamedBarrier(
-        barrier_id=int(Barrier.CONSUMERS), num_threads=consumer_threads(config)
-    )
-    if cutlass.const_expr(shared_P and not config.needs("dq")):
-        # Nobody may still read the tile before. Where dQ is needed, its hand-over says so: every
-        # consumer warp enters it with all GEMMs that read shared dS complete.
+    everyone = consumers(config)
+    if cutlass.const_expr(shared_P or config.needs("dq")):
+        # Nobody may still read the tile before.
         everyone.arrive_and_wait()
     if cutlass.const_expr(shared_P):
         copies.store_accumulator(ctx.mmas.St, rP, ctx.smem.sPt[None, None, 0], ctx.consumer_tidx)
@@ -266,23 +318,6 @@ def operands_from_scores(
         cute.arch.fence_view_async_shared()
         everyone.arrive_and_wait()
     return tdVrPt, tdKrdSt
-
-
-@cute.jit
-def hand_over_dQ(ctx: MmaContext, acc_dQ: cute.Tensor):
-    """Put dQ into shared memory once the store warp has read the one before."""
-    threads = consumer_threads(ctx.config) + cute.arch.WARP_SIZE
-    pipeline.NamedBarrier(barrier_id=int(Barrier.DQ_EMPTY), num_threads=threads).arrive_and_wait()
-    copies.store_fp32_accumulator(
-        ctx.mmas.dQ, acc_dQ, ctx.smem.sdQ[None, None, 0], ctx.consumer_tidx
-    )
-    cute.arch.fence_view_async_shared()
-    pipeline.NamedBarrier(barrier_id=int(Barrier.DQ_FULL), num_threads=threads).arrive()
-
-
-def consumer_threads(config: BackwardConfig) -> int:
-    """Threads of all consumer warpgroups."""
-    return config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP
 
 
 @cute.jit

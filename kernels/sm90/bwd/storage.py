@@ -21,9 +21,14 @@ _STATISTIC_BYTES = 4
 class Barrier(IntEnum):
     """Named barriers; 0 belongs to __syncthreads."""
 
-    CONSUMERS = 1  # all consumer warps: dS is in shared memory
-    DQ_EMPTY = 2  # the store warp has read dQ out; consumers may overwrite it
-    DQ_FULL = 3  # consumers have written dQ; the store warp may read it
+    CONSUMERS = 1  # all consumer warps: dS is in shared memory, or has been read there
+    TURN = 2  # of those that compute dQ: this CTA may add to it
+
+
+def consumers(config: BackwardConfig) -> pipeline.NamedBarrier:
+    """The barrier of all consumer warpgroups."""
+    threads = config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP
+    return pipeline.NamedBarrier(barrier_id=int(Barrier.CONSUMERS), num_threads=threads)
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,12 @@ class SmemLayouts:
     K: Any  # (tile_n, head_dim, 1)
     Kt: Any  # (head_dim, tile_n, 1)
     V: Any  # (tile_n, head_dim_v, 1)
-    Q: Any  # (tile_m, head_dim, stages_q)
-    Qt: Any  # (head_dim, tile_m, stages_q)
-    dO: Any  # (tile_m, head_dim_v, stages_do)
-    dOt: Any  # (head_dim_v, tile_m, stages_do)
+    Q: Any  # (tile_m, head_dim, stages)
+    Qt: Any  # (head_dim, tile_m, stages)
+    dO: Any  # (tile_m, head_dim_v, stages)
+    dOt: Any  # (head_dim_v, tile_m, stages)
     St: Any  # (tile_n, tile_m, 1): P^T and dS^T
     S: Any  # (tile_m, tile_n, 1): dS
-    dQ: Any  # (tile_m, head_dim) fp32
 
 
 class SmemTensors(NamedTuple):
@@ -56,17 +60,15 @@ class SmemTensors(NamedTuple):
     sPt: Any  # cute.Tensor or None where P stays in registers
     sdSt: cute.Tensor
     sdS: cute.Tensor
-    sdQ: cute.Tensor
-    sLSE: cute.Tensor  # (tile_m, stages_q) fp32
-    sDelta: cute.Tensor  # (tile_m, stages_do) fp32
+    sLSE: cute.Tensor  # (tile_m, stages) fp32
+    sDelta: cute.Tensor  # (tile_m, stages) fp32
 
 
 class Pipelines(NamedTuple):
     """Full/empty mbarrier rings from the producer warp to the consumer warpgroups."""
 
     KV: pipeline.PipelineTmaAsync
-    Q: pipeline.PipelineTmaAsync
-    dO: pipeline.PipelineTmaAsync
+    Q: pipeline.PipelineTmaAsync  # with dO and the statistics
 
 
 def smem_layouts(config: BackwardConfig, dtype: type[cutlass.Numeric]) -> SmemLayouts:
@@ -74,18 +76,17 @@ def smem_layouts(config: BackwardConfig, dtype: type[cutlass.Numeric]) -> SmemLa
     k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
     m, n, d, dv = config.tile_m, config.tile_n, config.head_dim, config.head_dim_v
     shares, shares_K = config.key_shares, max(config.key_shares, config.query_shares)
-    stages_q, stages_do = config.stages_q, config.stages_do
+    stages = config.stages
     return SmemLayouts(
         K=wgmma.smem_layout(dtype, (n, d), 1, k_major, shares_K),
         Kt=wgmma.smem_layout(dtype, (d, n), 1, mn_major, shares_K),
         V=wgmma.smem_layout(dtype, (n, dv), 1, k_major, shares),
-        Q=wgmma.smem_layout(dtype, (m, d), stages_q, k_major, shares),
-        Qt=wgmma.smem_layout(dtype, (d, m), stages_q, mn_major, shares),
-        dO=wgmma.smem_layout(dtype, (m, dv), stages_do, k_major, shares),
-        dOt=wgmma.smem_layout(dtype, (dv, m), stages_do, mn_major, shares),
+        Q=wgmma.smem_layout(dtype, (m, d), stages, k_major, shares),
+        Qt=wgmma.smem_layout(dtype, (d, m), stages, mn_major, shares),
+        dO=wgmma.smem_layout(dtype, (m, dv), stages, k_major, shares),
+        dOt=wgmma.smem_layout(dtype, (dv, m), stages, mn_major, shares),
         St=wgmma.smem_layout(dtype, (n, m), 1, k_major, shares),
         S=wgmma.smem_layout(dtype, (m, n), 1, mn_major, shares),
-        dQ=wgmma.smem_layout(cutlass.Float32, (m, d), 1, k_major, config.query_shares),
     )
 
 
@@ -94,6 +95,7 @@ def storage_struct(
 ) -> type:
     """The CTA's shared memory; `hopperflash.plan.budget` does the same arithmetic on the host."""
     shared_P = config.p_operand is POperand.SHARED
+    statistics = config.tile_m * config.stages
 
     def tile(element: type[cutlass.Numeric], layout: Any, present: bool = True) -> Any:
         size = cute.cosize(layout) if present else 0
@@ -102,21 +104,15 @@ def storage_struct(
     @cute.struct
     class SharedStorage:
         barriers_KV: cute.struct.MemRange[cutlass.Int64, 2]
-        barriers_Q: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_q]
-        barriers_dO: cute.struct.MemRange[cutlass.Int64, 2 * config.stages_do]
-        sLSE: cute.struct.Align[
-            cute.struct.MemRange[cutlass.Float32, config.tile_m * config.stages_q], 128
-        ]
-        sDelta: cute.struct.Align[
-            cute.struct.MemRange[cutlass.Float32, config.tile_m * config.stages_do], 128
-        ]
+        barriers_Q: cute.struct.MemRange[cutlass.Int64, 2 * config.stages]
+        sLSE: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, statistics], 128]
+        sDelta: cute.struct.Align[cute.struct.MemRange[cutlass.Float32, statistics], 128]
         sK: tile(dtype, layouts.K)
         sV: tile(dtype, layouts.V)
         sQ: tile(dtype, layouts.Q)
         sdO: tile(dtype, layouts.dO)
         sPt: tile(dtype, layouts.St, shared_P)
         sdS: tile(dtype, layouts.St)
-        sdQ: tile(cutlass.Float32, layouts.dQ)
 
     return SharedStorage
 
@@ -127,8 +123,8 @@ def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> 
     def view(memory: Any, layout: Any) -> cute.Tensor:
         return memory.get_tensor(layout.outer, swizzle=layout.inner)
 
-    def statistic(memory: Any, stages: int) -> cute.Tensor:
-        return memory.get_tensor(cute.make_layout((config.tile_m, stages)))
+    def statistic(memory: Any) -> cute.Tensor:
+        return memory.get_tensor(cute.make_layout((config.tile_m, config.stages)))
 
     return SmemTensors(
         sK=view(storage.sK, layouts.K),
@@ -141,9 +137,8 @@ def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> 
         sPt=view(storage.sPt, layouts.St) if config.p_operand is POperand.SHARED else None,
         sdSt=view(storage.sdS, layouts.St),
         sdS=view(storage.sdS, layouts.S),
-        sdQ=view(storage.sdQ, layouts.dQ),
-        sLSE=statistic(storage.sLSE, config.stages_q),
-        sDelta=statistic(storage.sDelta, config.stages_do),
+        sLSE=statistic(storage.sLSE),
+        sDelta=statistic(storage.sDelta),
     )
 
 
@@ -155,7 +150,7 @@ def make_pipelines(
     consumers = pipeline.CooperativeGroup(
         pipeline.Agent.Thread, config.consumer_warpgroups * _WARPS_PER_WARPGROUP
     )
-    statistic = config.tile_m * _STATISTIC_BYTES
+    statistics = 2 * config.tile_m * _STATISTIC_BYTES
 
     def tile_bytes(layout: Any) -> int:
         return cute.size_in_bytes(dtype, cute.select(layout, mode=[0, 1]))
@@ -172,6 +167,9 @@ def make_pipelines(
 
     return Pipelines(
         KV=ring(storage.barriers_KV, tile_bytes(layouts.K) + tile_bytes(layouts.V), 1),
-        Q=ring(storage.barriers_Q, tile_bytes(layouts.Q) + statistic, config.stages_q),
-        dO=ring(storage.barriers_dO, tile_bytes(layouts.dO) + statistic, config.stages_do),
+        Q=ring(
+            storage.barriers_Q,
+            tile_bytes(layouts.Q) + tile_bytes(layouts.dO) + statistics,
+            config.stages,
+        ),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hopperflash.analysis.loop_cost import Share, Tile, step_cost
+from hopperflash.analysis.loop_cost import Share, Tile, shared_steps, step_cost
 from hopperflash.analysis.loops import loops_of, tensor_loops
 from hopperflash.analysis.pipes import Pipe, pipe_of
 from hopperflash.analysis.sass import SassListing, parse_listing
+from hopperflash.plan.config import BackwardConfig
 from hopperflash.plan.cost import Moved
 from hopperflash.plan.units import AMPERE, HOPPER
 
@@ -129,6 +132,29 @@ def test_shares_of_different_loops_are_added_up(kernel):
     both = step_cost([Share(step, 4), Share(step, 4)], tile)
     assert both == step_cost([Share(step, 8)], tile)
     assert both.units.issue == 2 * both.instructions
+
+
+def test_additions_to_global_memory_pass_the_data_path():
+    reduction = "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR4][R2.64], R152"
+    plain, adding = (
+        listing(KERNEL.replace("STS.64 ", f"{text}\n    STS.64 ")) for text in ("NOP", reduction)
+    )
+    found = [cost(kernel).units.shared for kernel in (plain, adding)]
+    assert found[1] - found[0] == 4 * 512 / 128
+
+
+def test_warpgroups_with_loops_of_their_own_share_steps():
+    """Boundary and interior steps of one warpgroup, then those of the other."""
+    step = "LOOP{0}:\n HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], RZ\n @P0 BRA `(LOOP{0})\n"
+    code = listing("".join(step.format(i) for i in range(4)) + "EXIT")
+    first, second, third, fourth = tensor_loops(code)
+    config = BackwardConfig(64, 128, 128, 128, 2, 2, 1, 24, 240)
+    assert shared_steps(config, code) == [
+        [Share(first, 4), Share(third, 4)],
+        [Share(second, 4), Share(fourth, 4)],
+    ]
+    alike = shared_steps(replace(config, dq_warpgroups=2), code)
+    assert alike == [[Share(loop, 8)] for loop in (first, second, third, fourth)]
 
 
 def test_a_fence_for_each_wgmma_is_seen(kernel):

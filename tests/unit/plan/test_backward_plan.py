@@ -10,6 +10,7 @@ import pytest
 from hopperflash.plan import (
     NOTHING,
     Buffer,
+    PostprocessConfig,
     PreprocessConfig,
     arch_of,
     family,
@@ -18,6 +19,7 @@ from hopperflash.plan import (
     sm90,
     tiles_sm90,
 )
+from hopperflash.plan.config import AccumulatorOrder
 from hopperflash.problem import AttnOptions, MaskKind
 from tests.support.problems import Sizes, backward, facts, problem
 
@@ -45,10 +47,11 @@ def test_three_launches():
     assert (main.spec.config.head_dim, main.spec.config.head_dim_v) == (128, 96)
     assert main.spec.signature == GIVEN.signature
     assert {call.spec.target for call in plan.calls} == {"sm_90a"}
-    # 1000 queries in tiles of 64 are 1024 rows; 16 rows a CTA after.
-    assert before.grid == (16, 6, 3)
+    # 1000 queries in tiles of 64 are 1024 rows.
+    assert before.grid == after.grid == (16, 6, 3)
     assert main.all_tiles == (6, 2, 3)
-    assert after.grid == (63, 6, 3)
+    assert before.spec.config == PreprocessConfig(64, AccumulatorOrder.FRAGMENTS)
+    assert after.spec.config == PostprocessConfig(64, AccumulatorOrder.FRAGMENTS)
     assert before.operands == (
         *("out", "dout", "lse", "dlse", "lse_log2", "delta", "dq_acc"),
         NOTHING,
@@ -58,7 +61,7 @@ def test_three_launches():
         NOTHING,
         *SCALARS,
     )
-    assert after.operands == ("dq_acc", "dq", "softmax_scale")
+    assert after.operands == ("dq_acc", "dq", NOTHING, "softmax_scale")
 
 
 def test_workspaces_and_results():
@@ -66,7 +69,7 @@ def test_workspaces_and_results():
     assert plan.workspaces == (
         Buffer("lse_log2", (3, 6, 1024), "float32"),
         Buffer("delta", (3, 6, 1024), "float32"),
-        Buffer("dq_acc", (3, 1000, 6, 128), "float32"),
+        Buffer("dq_acc", (3, 6, 16, 64 * 128), "float32"),
         Buffer("dq_turn", (1, 1, 1), "int32"),
     )
     assert plan.results == (
@@ -74,7 +77,7 @@ def test_workspaces_and_results():
         Buffer("dk", (3, 700, 2, 128), "bfloat16"),
         Buffer("dv", (3, 700, 2, 96), "bfloat16"),
     )
-    assert [buffer.nbytes for buffer in plan.workspaces] == [73728, 73728, 9216000, 4]
+    assert [buffer.nbytes for buffer in plan.workspaces] == [73728, 73728, 9437184, 4]
     assert plan.results[2].nbytes == 3 * 700 * 2 * 96 * 2
 
 
@@ -119,7 +122,8 @@ def test_only_needed_gradients_are_computed(gradients, written):
     plan = plan_of(backward(GIVEN, gradients))
     before, main, *after = plan.calls
     needs_dq = "dq" in gradients
-    assert before.spec.config == PreprocessConfig(main.spec.config.tile_m, zero_dq=needs_dq)
+    zeroed = AccumulatorOrder.FRAGMENTS if needs_dq else None
+    assert before.spec.config == PreprocessConfig(main.spec.config.tile_m, zeroed)
     assert main.spec.config.gradients == gradients
     assert main.operands[8:10] == written
     assert len(after) == int(needs_dq)

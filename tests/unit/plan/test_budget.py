@@ -18,8 +18,8 @@ SM90 = arch_of("sm_90a")
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED
 FORWARD = ForwardConfig(128, 128, 128, 128, 2, 24, 240, REGS)
 # Warpgroups stacked along the keys, P in registers; and splitting the columns, P in shared memory.
-STACKED = BackwardConfig(64, 128, 128, 128, 2, 2, 24, 240)
-SPLIT = BackwardConfig(64, 64, 192, 128, 2, 1, 24, 240)
+STACKED = BackwardConfig(64, 128, 128, 128, 2, 2, 1, 24, 240)
+SPLIT = BackwardConfig(64, 64, 192, 128, 2, 1, 1, 24, 240)
 
 HEAD_DIM_PAIRS = list(product(HEAD_DIMS, HEAD_DIMS))
 
@@ -111,25 +111,23 @@ def test_output_wider_than_query_sets_the_shared_region():
 
 def test_backward_shared_memory_by_hand():
     budget = shared_memory(STACKED, itemsize=2)
-    assert budget["barriers"] == 2 * (1 + 2 + 2) * 8
+    assert budget["barriers"] == 2 * (1 + 2) * 8
     assert budget["LSE"] == budget["delta"] == 2 * 64 * 4
     assert budget["K/dK"] == budget["V/dV"] == 128 * 128 * 2
     assert budget["Q"] == budget["dO"] == 2 * 64 * 128 * 2
     assert budget["P"] == 0
     assert budget["dS"] == 64 * 128 * 2
-    assert budget["dQ"] == 64 * 128 * 4
-    # The barriers' 80 bytes end at 128, the statistics at 1152, so the tiles start at 2048.
-    assert budget.total == 2048 + 4 * 32768 + 16384 + 32768
+    # The barriers' 48 bytes end at 128, the statistics at 1152, so the tiles start at 2048.
+    assert budget.total == 2048 + 4 * 32768 + 16384
 
 
 def test_backward_shared_memory_where_p_is_shared():
-    budget = shared_memory(replace(SPLIT, stages_q=1), itemsize=2)
+    budget = shared_memory(replace(SPLIT, stages=1), itemsize=2)
     assert budget["P"] == budget["dS"] == 64 * 64 * 2
     assert budget["K/dK"] == budget["Q"] == 64 * 192 * 2
-    assert budget["V/dV"] * 2 == budget["dO"] == 2 * 64 * 128 * 2
-    assert budget["dQ"] == 64 * 192 * 4
-    # 64 bytes of barriers end at 128, LSE of one stage at 384, delta of two at 896.
-    assert budget.total == 1024 + 2 * 24576 + 16384 + 32768 + 2 * 8192 + 49152
+    assert budget["V/dV"] == budget["dO"] == 64 * 128 * 2
+    # 32 bytes of barriers end at 128, the statistics of one stage at 640.
+    assert budget.total == 1024 + 2 * 24576 + 2 * 16384 + 2 * 8192
 
 
 def test_forward_registers_by_hand():
@@ -143,7 +141,7 @@ def test_forward_registers_by_hand():
 
 
 def test_backward_registers_by_hand():
-    budget = registers(replace(STACKED, tile_m=128), SM90)
+    budget = registers(replace(STACKED, tile_m=128, dq_warpgroups=2), SM90)
     softmax, gemm = budget.phases
     assert softmax.fragments == (("acc_dV", 64), ("acc_dK", 64), ("acc_S", 64), ("acc_dP", 64))
     assert gemm.fragments == (
@@ -156,16 +154,23 @@ def test_backward_registers_by_hand():
     assert budget.total == 256 + 24
 
 
+def test_a_warpgroup_that_computes_dQ_alone_needs_no_registers_for_P():
+    _, gemm = registers(STACKED, SM90).phases
+    assert gemm.fragments[2:] == (("acc_dQ", 64), ("P", 0), ("dS", 16))
+    _, gemm = registers(replace(STACKED, dq_warpgroups=2), SM90).phases
+    assert gemm.fragments[2:] == (("acc_dQ", 32), ("P", 16), ("dS", 16))
+
+
 def test_the_gemms_may_need_more_registers_than_the_softmax():
     budget = registers(SPLIT, SM90)
     assert budget.peak.fragments == (
         ("acc_dV", 32),
         ("acc_dK", 48),
-        ("acc_dQ", 48),
+        ("acc_dQ", 96),
         ("P", 0),
         ("dS", 0),
     )
-    assert budget.total == 128 + 24
+    assert budget.total == 176 + 24
 
 
 # Verdicts of ptxas on altered FA4 forwards: spills and serialised wgmma where the answer is no.
@@ -213,23 +218,32 @@ def test_infeasible_forward_is_refused_with_the_numbers(change, numbers):
     ("given", "change", "numbers"),
     [
         (STACKED, {"tile_m": 80}, ["tile_m 80", "multiple of 64", "dQ's rows"]),
-        (STACKED, {"tile_m": 192}, ["3 times 64 rows of dQ", "2 consumer warpgroups"]),
+        (STACKED, {"tile_m": 128}, ["2 times 64 rows of dQ", "compute it: 1"]),
+        (
+            STACKED,
+            {"tile_m": 192, "dq_warpgroups": 2},
+            ["3 times 64 rows of dQ", "compute it: 2"],
+        ),
         (STACKED, {"tile_m": 384}, ["tile_m 384", "256 rows of a TMA box", "8..256"]),
         (STACKED, {"tile_n": 96}, ["tile_n 96 is not 128", "2 warpgroups of 64 keys"]),
         (STACKED, {"key_warpgroups": 3}, ["2 consumer warpgroups", "the 3 stacked"]),
-        (STACKED, {"head_dim": 80}, ["head_dim 80 / 2 warpgroups", "multiple of 16"]),
+        (
+            STACKED,
+            {"head_dim": 80, "dq_warpgroups": 2},
+            ["head_dim 80 / 2 warpgroups", "multiple of 16"],
+        ),
         (SPLIT, {"head_dim_v": 80}, ["head_dim_v 80 / 2 warpgroups", "multiple of 16"]),
         (SPLIT, {"tile_m": 8}, ["tile_m 8 / 2 warpgroups", "multiple of 8"]),
         (STACKED, {"head_dim_v": 264}, ["head_dim_v 264", "16..256"]),
         (
             SPLIT,
-            {"head_dim": 256, "stages_q": 3},
-            ["Q 98304 + dO 32768", "dQ 65536 = 264192 B", "232448 B"],
+            {"stages": 5},
+            ["Q 122880 + dO 81920", "dS 8192 = 265216 B", "232448 B"],
         ),
         (STACKED, {"registers_producer": 40}, ["66560 registers", "of 64512"]),
         (
             STACKED,
-            {"tile_m": 128},
+            {"tile_m": 128, "dq_warpgroups": 2},
             [
                 "acc_dV 64 + acc_dK 64 + acc_S 64 + acc_dP 64 + overhead 24 = 280 registers",
                 "(softmax) and has 240",
@@ -237,7 +251,7 @@ def test_infeasible_forward_is_refused_with_the_numbers(change, numbers):
         ),
         (
             SPLIT,
-            {"head_dim": 256, "head_dim_v": 256, "tile_m": 128, "stages_q": 1, "stages_do": 1},
+            {"head_dim": 256, "head_dim_v": 256, "stages": 1},
             ["acc_dV 64 + acc_dK 64 + acc_dQ 128", "(GEMM) and has 240"],
         ),
     ],
@@ -251,11 +265,12 @@ def test_infeasible_backward_is_refused_with_the_numbers(given, change, numbers)
 @pytest.mark.parametrize(
     ("head_dim", "change", "number"),
     [
-        (96, {"tile_m": 128}, "= 248 registers"),
+        (96, {"tile_m": 128, "dq_warpgroups": 2}, "= 248 registers"),
         (128, {"tile_m": 80}, "dQ's rows"),
-        (128, {"tile_m": 128}, "= 280 registers"),
-        (192, {"tile_n": 128, "key_warpgroups": 2}, "= 296 registers"),
-        (256, {"stages_q": 2}, "exceeds the 232448 B"),
+        (128, {"tile_m": 128, "dq_warpgroups": 2}, "= 280 registers"),
+        (192, {"tile_n": 128, "key_warpgroups": 2, "dq_warpgroups": 2}, "= 296 registers"),
+        (256, {"stages": 3}, "exceeds the 232448 B"),
+        (256, {"dq_warpgroups": 1}, "= 280 registers"),
     ],
 )
 def test_larger_backward_tiles_do_not_fit(head_dim, change, number):

@@ -21,6 +21,7 @@ from hopperflash.plan import (
     tiles_sm80,
     tiles_sm90,
 )
+from hopperflash.plan.config import AccumulatorOrder, PostprocessConfig
 from hopperflash.plan.sm80 import SM80
 from hopperflash.problem import AttnOptions
 from tests.support.problems import Sizes, backward, facts, problem, with_operand
@@ -70,9 +71,11 @@ def test_ampere_backward():
     assert main.all_tiles == (-(-700 // config.tile_n), 2, 3)
     padded = -(-1000 // config.tile_m) * config.tile_m
     assert {buffer.shape for buffer in plan.workspaces[:2]} == {(3, 6, padded)}
-    # The kernels around it are Hopper's, compiled for another target.
+    # The kernels around it are Hopper's, compiled for another target and order of dQ.
     hopper = make_plan(backward(given), arch_of("sm_90a"), "backward")
-    assert before.spec.config == hopper.calls[0].spec.config
+    rows = AccumulatorOrder.ROWS
+    assert before.spec.config == replace(hopper.calls[0].spec.config, zero_dq=rows)
+    assert after.spec.config == PostprocessConfig(config.tile_m, rows)
     assert (before.operands, main.operands, after.operands) == tuple(
         call.operands for call in hopper.calls
     )
@@ -104,7 +107,7 @@ def test_operands_cp_async_cannot_read_are_copied():
         (
             "backward",
             "BACKWARD_TILES",
-            tiles_sm90.BackwardTile(64, 64, tiles.ANY, 192, 128, 2, 2, "an edit"),
+            tiles_sm90.BackwardTile(64, 64, tiles.ANY, 192, 128, 2, 1, 2, "an edit"),
             "acc_dV 32 + acc_dK 32 + acc_S 96 + acc_dP 96 + overhead 24",
         ),
     ],

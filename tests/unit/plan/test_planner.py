@@ -135,7 +135,7 @@ def test_infeasible_tile_is_refused_with_its_numbers(monkeypatch):
 
 
 def test_infeasible_backward_tile_is_refused_with_its_numbers(monkeypatch):
-    row = tiles_sm90.BackwardTile(64, 64, tiles.ANY, 192, 128, 2, 2, "an edit")
+    row = tiles_sm90.BackwardTile(64, 64, tiles.ANY, 192, 128, 2, 1, 2, "an edit")
     monkeypatch.setattr(tiles_sm90, "BACKWARD_TILES", (row,))
     planner._plan.cache_clear()
     with pytest.raises(UnsupportedProblem, match="tile 192x128 at head_dim 64") as refused:
