@@ -1,15 +1,18 @@
 """What the kernels of one pass move and multiply, counted in the emulator over one head.
 
-Heads and batch entries do the same work, so a whole problem is one head times their number. Without
-a mask all CTAs of a launch but its last cluster do the same too, and only the first and the last
-are executed.
+Heads and batch entries do the same work, so a whole problem is one head times their number. Along
+the blocks of a head the work of a CTA follows the bounds of its loop, which are minima of lines: of
+every `period` blocks it is concave. A concave sequence that meets its chord in the middle is the
+chord, so its ends and its middle stand for all, or its halves are looked at: few CTAs are executed
+and the sums are exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from math import prod
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +21,8 @@ import hopperflash
 from hopperflash.emulator import EmulationRun, launch
 from hopperflash.plan import arch_of
 from hopperflash.plan.block_range import Tiling, key_block_range, query_block_range
-from hopperflash.problem import Direction, MaskKind, MaskSpec
+from hopperflash.plan.config import MainConfig
+from hopperflash.problem import Direction, MaskSpec
 from hopperflash.runtime.emulation import EmulationSession, resumed
 
 ITEMSIZE = 2
@@ -33,11 +37,6 @@ class Head:
     head_dim: int
     mask: MaskSpec
     seqlen: int
-
-    @property
-    def is_alike(self) -> bool:
-        """Whether all CTAs but those at the end do the same work."""
-        return self.mask.kind is MaskKind.FULL
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Operands (batch, seqlen, heads, head dim), and what a forward would have returned."""
@@ -130,25 +129,43 @@ class PassCount:
         return sum(min(r.end * step, t.seqlen_k) - r.begin * step for r in found)
 
 
-def count_launch(compiled: Any, *args: Any, alike: bool, **options: Any) -> LaunchCount:
-    """What one call of a compiled kernel does; `alike`: all its clusters but the last are."""
+def period_of(direction: Direction, tile_m: int, tile_n: int) -> int:
+    """After how many blocks the bounds of a kernel's loop have moved by whole blocks."""
+    step = tile_n if direction == "forward" else tile_m
+    return step // math.gcd(tile_m, tile_n)
 
-    def run(index: tuple[int, int, int] | None) -> EmulationRun:
-        chosen = None if index is None else lambda cta: cta == index
-        settings = {**options, "schedule": "eager", "hazards": "basic", "ctas": chosen}
-        return launch(compiled, *args, **settings)
 
-    if not alike:
-        return _counted(run(None).counters)
-    first = run((0, 0, 0))
-    (info,) = first.launches
-    x, y, z = info.grid
-    last = run((x - 1, y - 1, z - 1))
-    times, rest = divmod(prod(info.grid) - last.launches[0].ctas_run, info.ctas_run)
-    if rest:
-        raise ValueError(f"grid {info.grid} is not made of clusters of {info.ctas_run}")
-    pairs = zip(_counted(first.counters), _counted(last.counters), strict=True)
-    return LaunchCount(*(times * of_first + of_last for of_first, of_last in pairs))
+def count_launch(compiled: Any, *args: Any, period: int, **options: Any) -> LaunchCount:
+    """What one call of a compiled kernel does, of whose CTAs few are executed."""
+    settings = {**options, "schedule": "eager", "hazards": "basic"}
+
+    @cache
+    def run(cluster: int) -> EmulationRun:
+        start = (cluster * size, 0, 0)
+        return launch(compiled, *args, ctas=lambda index: index == start, **settings)
+
+    size = 1
+    (info,) = run(0).launches
+    (ctas, *others), size = info.grid, info.cluster[0]
+    if others != [1, 1]:
+        raise ValueError(f"grid {info.grid}: blocks of one head go along x")
+    clusters = range(ctas // size)
+    parts = [concave_sum(lambda i: _counted(run(i).counters), clusters[start::period])
+             for start in range(min(period, len(clusters)))]  # fmt: skip
+    return LaunchCount(*map(sum, zip(*parts, strict=True)))
+
+
+def concave_sum(count: Callable[[int], LaunchCount], indices: range) -> LaunchCount:
+    """The sum of counts that are concave in the index."""
+    middle, end = len(indices) // 2, len(indices) - 1
+    if end < 2:
+        return LaunchCount(*map(sum, zip(*map(count, indices), strict=True)))
+    first, found, last = (count(indices[i]) for i in (0, middle, end))
+    rises = zip(first, found, last, strict=True)
+    if all((b - a) * end == (c - a) * middle for a, b, c in rises):
+        return LaunchCount(*((a + c) * len(indices) // 2 for a, c in zip(first, last, strict=True)))
+    halves = (concave_sum(count, indices[:middle]), concave_sum(count, indices[middle:]))
+    return LaunchCount(*map(sum, zip(*halves, strict=True)))
 
 
 def _counted(c: Mapping[str, int]) -> LaunchCount:
@@ -165,31 +182,32 @@ def _counted(c: Mapping[str, int]) -> LaunchCount:
 
 @dataclass(frozen=True)
 class _Counting(EmulationSession):
-    alike: bool = False
+    period: int = 1
     launches: list[LaunchCount] = field(default_factory=list)
 
     def launch(self, kernel: Any, operands: Any) -> None:
-        self.launches.append(count_launch(kernel, *operands, alike=self.alike))
+        self.launches.append(count_launch(kernel, *operands, period=self.period))
 
 
-def count_ours(head: Head, *, alike: bool | None = None) -> PassCount:
-    """What the planned kernels do; `alike` as of `count_launch`, by default without a mask."""
+def count_ours(head: Head) -> PassCount:
+    """What the planned kernels do."""
     mask, x = head.mask, head.tensors()
     band = tuple(-1 if bound is None else bound for bound in (mask.left, mask.right))
     inputs = (x["q"], x["k"], x["v"])
-    sampled = head.is_alike if alike is None else alike
-    session = _Counting(arch_of("sm_90a"), "eager", 0, "basic", alike=sampled)
+    plan = hopperflash.make_plan(*inputs, arch="sm_90a", direction=head.direction, window_size=band)
+    (config,) = (
+        call.spec.config for call in plan.calls if isinstance(call.spec.config, MainConfig)
+    )
+    tile = (config.tile_m, config.tile_n)
+    period = period_of(head.direction, *tile)
+    session = _Counting(arch_of("sm_90a"), "eager", 0, "basic", period=period)
     with resumed(session):
         if head.direction == "forward":
             hopperflash.flash_attn_func(*inputs, window_size=band)
         else:
             hopperflash.flash_attn_backward(x["dout"], *inputs, x["out"], x["lse"],
                                             window_size=band)  # fmt: skip
-    plan = hopperflash.make_plan(*inputs, arch="sm_90a", direction=head.direction, window_size=band)
-    configs = [call.spec.config for call in plan.calls]
-    multiplies = max(session.launches, key=lambda found: found.flops)
-    config: Any = configs[session.launches.index(multiplies)]
-    return PassCount(head, config.tile_m, config.tile_n, tuple(session.launches))
+    return PassCount(head, *tile, tuple(session.launches))
 
 
 def as_json(found: PassCount) -> dict[str, Any]:

@@ -16,10 +16,10 @@ GB = 1e9
 INTRO = f"""# Counters beside flash-attn-4's
 
 `python -m profiling.compare_counters` wrote this page: the compiled kernels of both packages, with
-their own host code, executed in [the emulator](../emulator.md), bf16. One head is executed and
-counts are for {BATCH} x {HIDDEN} / head_dim heads, which all do the same: without a mask the first
-and the last cluster of each launch, the others being like the first; under a mask every CTA.
-Windows are of {WINDOW_LEFT} keys to the left.
+their own host code, executed in [the emulator](../emulator.md), bf16. Counts are for
+{BATCH} x {HIDDEN} / head_dim heads, which all do the same; of one head so many CTAs are executed
+as stand for all (`profiling/counters.py`), and the sums are exact. Windows are of
+{WINDOW_LEFT} keys to the left.
 
 - **loads**: how often the blocks that a step streams are read from global memory for each tile with
   a visible pair: K and V of a forward, Q, dO and the row statistics of a backward. 1 where each

@@ -31,26 +31,26 @@ def main(seqlen: int, head_dims: list[int], out: Path) -> None:
 
 def _count_all(seqlen: int, head_dims: list[int]) -> list[dict[str, Any]]:
     from profiling.compare_counters import heads
-    from profiling.counters import LaunchCount, PassCount, as_json, count_launch
+    from profiling.counters import LaunchCount, PassCount, as_json, count_launch, period_of
     from tests.support.posing import launch_with, pose_as_gpu
 
     pose_as_gpu(9, 0)
     launches: list[LaunchCount] = []
     mains: list[Any] = []
-    alike = False
     with compiled_by_cute() as compiled:
 
         def count(function: Any, *args: Any, **options: Any) -> None:
-            launches.append(count_launch(function, *args, alike=alike, **options))
             (host,) = (host for host, made in compiled if made is function)
+            period = 1
             if type(host).__name__ in KERNELS.values():
                 mains.append(host)
+                period = period_of(head.direction, host.tile_m, host.tile_n)
+            launches.append(count_launch(function, *args, period=period, **options))
 
         launch_with(count)
         records = []
         for head in heads(head_dims, seqlen):
             launches.clear()
-            alike = head.is_alike
             _call(head)
             tile = mains[-1]
             found = PassCount(head, tile.tile_m, tile.tile_n, tuple(launches))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,22 @@ import torch
 import hopperflash
 from hopperflash.problem import Direction, MaskSpec
 from profiling.compare_counters import heads
-from profiling.counters import Head, LaunchCount, PassCount, as_json, count_ours, from_json
+from profiling.counters import (
+    Head,
+    LaunchCount,
+    PassCount,
+    as_json,
+    concave_sum,
+    count_ours,
+    from_json,
+)
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("bf16-64")]
 
 ROOT = Path(__file__).parents[2]
 MISSING = [name for name in ("flash_attn", "triton") if importlib.util.find_spec(name) is None]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-MASKS = {"full": MaskSpec(), "causal": MaskSpec(right=0), "window": MaskSpec(150, 0)}
+MASKS = {"full": MaskSpec(), "causal": MaskSpec(right=0), "window": MaskSpec(400, 0)}
 
 
 @pytest.fixture(params=DIRECTIONS)
@@ -30,29 +39,57 @@ def direction(request: pytest.FixtureRequest) -> Direction:
     return request.param
 
 
-def test_ends_stand_for_all_ctas_without_a_mask(direction: Direction) -> None:
-    head = Head(direction, 64, MaskSpec(), 700)
-    assert head.is_alike
-    assert count_ours(head) == count_ours(head, alike=False)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_one_head_stands_for_all(direction: Direction, name: str) -> None:
-    """Two batch entries of three heads do six times what one head does."""
-    mask, seqlen = MASKS[name], 300
-    found = count_ours(Head(direction, 64, mask, seqlen))
-    x, lse = torch.randn(2, seqlen, 3, 64).bfloat16(), torch.randn(2, 3, seqlen)
+def executed(head: Head, batch: int, heads: int) -> Mapping[str, int]:
+    """The counters of a run of all CTAs."""
+    mask = head.mask
+    x = torch.randn(batch, head.seqlen, heads, head.head_dim).bfloat16()
+    lse = torch.randn(batch, heads, head.seqlen)
     band = tuple(-1 if bound is None else bound for bound in (mask.left, mask.right))
     with hopperflash.emulate("sm_90a", schedule="eager", hazards="basic") as run:
-        if direction == "forward":
+        if head.direction == "forward":
             hopperflash.flash_attn_func(x, x, x, window_size=band)
         else:
             hopperflash.flash_attn_backward(x, x, x, x, x, lse, window_size=band)
-    c = run.counters
-    assert c["ctas"] == 6 * sum(launch.ctas for launch in found.launches)
-    assert c["wgmma_flops"] == 6 * found.flops
+    return run.counters
+
+
+def total(counters: Mapping[str, int]) -> int:
     names = ("tma_load", "tma_store", "global_load", "global_store", "global_atomic")
-    assert sum(c[f"{name}_bytes"] for name in names) == 6 * found.bytes
+    return sum(counters[f"{name}_bytes"] for name in names)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_few_ctas_stand_for_all(direction: Direction, name: str) -> None:
+    head = Head(direction, 64, MASKS[name], 1500)
+    found, whole = count_ours(head), executed(head, 1, 1)
+    assert found.bytes == total(whole)
+    assert found.flops == whole["wgmma_flops"]
+    assert sum(launch.ctas for launch in found.launches) == whole["ctas"]
+
+
+def test_one_head_stands_for_all(direction: Direction) -> None:
+    """Two batch entries of three heads do six times what one head does."""
+    head = Head(direction, 64, MaskSpec(right=0), 300)
+    found, whole = count_ours(head), executed(head, 2, 3)
+    assert 6 * found.bytes == total(whole)
+    assert 6 * found.flops == whole["wgmma_flops"]
+
+
+@pytest.mark.parametrize("left", [None, 0, 9, 40])
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_concave_counts_are_summed_exactly(left: int | None, mirrored: bool) -> None:
+    """Key blocks of 2 rows that 200 queries see, the last of them few: by a fraction of them."""
+    looked_at = set()
+
+    def count(index: int) -> LaunchCount:
+        looked_at.add(index)
+        row = 199 - index if mirrored else index
+        begin = 0 if left is None else max(0, row - left)
+        return LaunchCount(1, min(row + 1, 187) - min(begin, 187), 1 + (row < 199), 0, 0)
+
+    found = concave_sum(count, range(200))
+    assert len(looked_at) < 60
+    assert found == LaunchCount(*map(sum, zip(*map(count, range(200)), strict=True)))
 
 
 @pytest.mark.parametrize("name", MASKS)
