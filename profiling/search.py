@@ -25,6 +25,7 @@ from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
 from hopperflash.plan.config import ForwardConfig, ForwardConfigSm80
+from hopperflash.plan.scheduling import persistent
 from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.problem import DType, MaskKind, Signature
 from profiling.candidates import Candidate, enumerate_rows, planned_row, table_of
@@ -42,16 +43,21 @@ class Question:
     arch: ArchSpec
     capped: bool = True
 
-    def spec(self, candidate: Candidate, *, heaviest: bool = False) -> KernelSpec:
-        """The row's kernel: plain in bf16, or with all that it may have to do, in fp16."""
-        kernel, mask = table_of(self.case.direction, self.arch).kernel, self.case.mask
-        if not heaviest:
-            signature = Signature(DType.BFLOAT16, mask)
-            return KernelSpec(kernel, candidate.config, signature, self.arch.name)
-        signature = Signature(DType.FLOAT16, mask, softcap=self.capped, packed=True)
+    def spec(self, candidate: Candidate) -> KernelSpec:
+        """The row's kernel in bf16 with nothing else to do: what the model ranks."""
+        kernel = table_of(self.case.direction, self.arch).kernel
+        signature = Signature(DType.BFLOAT16, self.case.mask)
+        return KernelSpec(kernel, candidate.config, signature, self.arch.name)
+
+    def heaviest(self, candidate: Candidate) -> list[KernelSpec]:
+        """The row's kernels in fp16 with all that they may have to do, for one tile or several."""
+        kernel = table_of(self.case.direction, self.arch).kernel
+        signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=True)
         forward = isinstance(candidate.config, (ForwardConfig, ForwardConfigSm80))
         changes: dict[str, Any] = {"group": GROUP} if forward else {"deterministic": True}
-        return KernelSpec(kernel, replace(candidate.config, **changes), signature, self.arch.name)
+        single = replace(candidate.config, **changes)
+        return [KernelSpec(kernel, config, signature, self.arch.name)
+                for config in (single, persistent(single))]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,8 @@ def search(question: Question, limit: int, pool: ProcessPoolExecutor) -> Ranking
     ranked = sorted((each for each in found if not each.faults), key=lambda each: each.rank)
     dropped = [each for each in found if each.faults]
     while ranked:
-        heaviest = question.spec(ranked[0].candidate, heaviest=True)
-        (result,) = pool.map(compile_report, [heaviest])
-        faults = faults_of(result)
+        results = pool.map(compile_report, question.heaviest(ranked[0].candidate))
+        faults = dict.fromkeys(fault for result in results for fault in faults_of(result))
         if not faults:
             break
         texts = tuple(f"with everything: {fault}" for fault in faults)
