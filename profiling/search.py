@@ -258,8 +258,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
-    if options.write and not options.check:
-        parser.error("--write needs --check")
+    arch = arch_of(options.arch)
+    if options.write and not (options.check and "wgmma" in arch.features):
+        parser.error("--write needs --check, and --arch sm_90a, whose rows have dates")
     with processes(options.jobs) as pool:
         if options.check:
             check(options, pool)
@@ -267,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         head_dim = options.head_dim or 128
         case = Case(options.direction or "forward", head_dim, options.head_dim_v or head_dim,
                     MaskKind(options.mask))  # fmt: skip
-        question = Question(case, arch_of(options.arch), not options.uncapped)
+        question = Question(case, arch, not options.uncapped)
         ranking = search(question, options.limit, pool)
     if options.json:
         print(json.dumps(as_json(ranking), indent=2))

@@ -196,3 +196,10 @@ def test_dates_are_set_in_the_rows():
         'BACKWARD_TILES = (Tile(64, "c", searched=""), Tile(96, "d"))\n'
     )
     assert dated(new, days) == new
+
+
+@pytest.mark.parametrize("arguments", [["--write"], ["--check", "--write", "--arch", "sm_80"]])
+def test_dates_are_of_checked_rows_of_hopper(arguments, capsys):
+    with pytest.raises(SystemExit):
+        module.main(arguments)
+    assert "--write needs --check, and --arch sm_90a" in capsys.readouterr().err
