@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -137,8 +138,12 @@ def test_counters_are_of_the_whole_problem(monkeypatch):
     ours = LaunchCount(4, rows + 10 * 2 * tile, rows, 0, flops)
     peer = ours._replace(read=ours.read - tile, flops=flops * 16 // 10)
     sides = (PassCount(head, 128, 128, (found,)) for found in (ours, peer))
-    page = "\n".join(counters_report.lines([compare_counters.Pair(*sides)]))
+    pair = compare_counters.Pair(*sides)
+    page = "\n".join(counters_report.lines([pair]))
     gb = [f"{64 * found.read / 1e9:.3f}" for found in (ours, peer)]
     assert f"| 1 | 0.95 | 0.0 % | 60.0 % | 1.248 | 1.996 | {gb[0]} | {gb[1]} |" in page
     assert "| all bytes, ratio | forward 64 causal | 1 | 1.0370 | **missed** |" in page
     assert "| tensor work beyond | forward 64 causal | 0 | 0.0000 |  |" in page
+    wider = compare_counters.Pair(replace(pair.ours, tile_n=256), pair.peer)
+    missed = "| 1 | 1.0370 | **missed**: tile 128x256, FA4's 128x128 |"
+    assert missed in "\n".join(counters_report.lines([wider]))
