@@ -71,11 +71,8 @@ def lines(pairs: list[Pair]) -> Iterator[str]:
 
 
 def _origin(pairs: list[Pair]) -> Iterator[str]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     yield (
-        f"hopperflash {commit or version('hopperflash')}, flash-attn-4 {version('flash-attn-4')};"
+        f"hopperflash {commit()}, flash-attn-4 {version('flash-attn-4')};"
         f" nvidia-cutlass-dsl {version('nvidia-cutlass-dsl')}"
         f" (ptxas and NVVM {compiler_versions()})."
     )
@@ -86,6 +83,14 @@ def _origin(pairs: list[Pair]) -> Iterator[str]:
         f"{len(sides)} kernels: {spilling} with spills or a stack,"
         f" {serialised} loops with serialised wgmma."
     )
+
+
+def commit() -> str:
+    """The commit of the checkout, or the version where there is none."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or version("hopperflash")
 
 
 def compiler_versions() -> str:

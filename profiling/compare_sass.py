@@ -18,7 +18,12 @@ from hopperflash.analysis import KernelResources, inspect_cubin
 from hopperflash.analysis.loop_cost import StepCost, Tile, shared_steps, step_cost
 from hopperflash.cli.explain import ExplainOptions, plan_of
 from hopperflash.plan import KernelSpec
-from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
+from hopperflash.plan.block_range import (
+    BlockTotals,
+    Tiling,
+    key_block_totals,
+    query_block_totals,
+)
 from hopperflash.plan.config import BackwardConfig, ForwardConfig, POperand
 from hopperflash.plan.cost import Moved, moved_bytes
 from hopperflash.plan.sm90 import SM90
@@ -204,12 +209,16 @@ def side(
 def clocks_per_thousand(case: Case, found: Side) -> float:
     """The bounds of all steps of one head, over its visible pairs, times 1000."""
     mask = MASKS[case.mask]
-    tiling = Tiling(SEQLEN, SEQLEN, found.tile_m, found.tile_n)
-    count = key_block_totals if case.direction == "forward" else query_block_totals
-    totals = count(mask, tiling)
+    totals = blocks_of_head(case, found.tile_m, found.tile_n)
     clocks = totals.unmasked * found.interior.units.bound.clocks
     clocks += totals.masked * found.boundary.units.bound.clocks
     return 1000 * clocks / visible_pairs(mask)
+
+
+def blocks_of_head(case: Case, tile_m: int, tile_n: int) -> BlockTotals:
+    """The steps of one head of SEQLEN queries and keys."""
+    count = key_block_totals if case.direction == "forward" else query_block_totals
+    return count(MASKS[case.mask], Tiling(SEQLEN, SEQLEN, tile_m, tile_n))
 
 
 def visible_pairs(mask: MaskSpec) -> int:

@@ -65,7 +65,7 @@ def compile_peer(head_dim: int, head_dim_v: int, mask: str) -> dict[str, PeerKer
     options: dict[str, Any] = {"causal": mask == "causal"}
     if mask == "window":
         options |= {"window_size_left": WINDOW, "window_size_right": 0}
-    with _compiled_by_cute() as compiled, FakeTensorMode():
+    with compiled_by_cute() as compiled, FakeTensorMode():
         shape = (BATCH, SEQLEN, HEADS)
         q, k, v = (
             torch.empty(*shape, size, dtype=torch.bfloat16, device="cuda")
@@ -91,7 +91,7 @@ def _kernel(host: Any, function: Any) -> PeerKernel:
 
 
 @contextmanager
-def _compiled_by_cute() -> Iterator[list[tuple[Any, Any]]]:
+def compiled_by_cute() -> Iterator[list[tuple[Any, Any]]]:
     """Collects what `cute.compile` is given and makes of it, meanwhile."""
     import cutlass.cute as cute
 

@@ -25,7 +25,9 @@ from hopperflash.problem import MaskKind
 class ForwardTile:
     """One row of the forward table, for head dims up to those given; `source` says where from.
 
-    `capped` says whether it is also for capped scores.
+    `capped` says whether it is also for capped scores. `searched` is the day on which the search
+    (`profiling.search --check`) last found nothing better for any of its masks, as far as the model
+    can tell, and "" where it did; `source` then says why the row is what it is.
     """
 
     head_dim: int
@@ -36,6 +38,7 @@ class ForwardTile:
     p_operand: POperand
     source: str
     capped: bool = True
+    searched: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class BackwardTile:
     stages: int
     source: str
     capped: bool = True
+    searched: str = ""
 
 
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED

@@ -106,8 +106,8 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     for opcode in wanted:
         assert sass.count(opcode) > 0, f"no {opcode}"
     assert sass.count("HMMA") == 0
-    # A GEMM is one group of instructions in flight, and those of S and dP share a fence: more of them
-    # mean that ptxas serialised them.
+    # A GEMM is one group of instructions in flight, and those of S and dP share a fence: more mean
+    # that ptxas serialised them.
     loops, gemms = LOOPS[spec.signature.mask_kind], 1 + len(config.gradients)
     fences = loops * gemms if config.dq_alike else loops * (gemms + gemms - 1)
     assert sass.count("WARPGROUP.ARRIVE") == fences

@@ -5,8 +5,9 @@ For scripts in a process of their own: what is replaced here stays replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,12 @@ def pose_as_gpu(major: int, minor: int) -> None:
 
 def emulate_everything(run: EmulationRun, schedule: str) -> None:
     """From now on compiled functions, and functions called directly, run in the emulator."""
+    launch_with(partial(launch, run=run, schedule=schedule))
+
+
+def launch_with(launch: Callable[..., Any]) -> None:
+    """From now on `launch` is called with compiled functions and their arguments, and as `buffers`
+    with the tensors that kernels may reach through pointers."""
     seen: dict[str, Any] = {}
     make = runtime._Tensor.__init__
 
@@ -83,7 +90,7 @@ def emulate_everything(run: EmulationRun, schedule: str) -> None:
         make(self, tensor, *args, **options)
 
     def execute(compiled: Any, *args: Any, **keywords: Any) -> None:
-        launch(compiled, *args, run=run, schedule=schedule, buffers=seen, **keywords)
+        launch(compiled, *args, buffers=seen, **keywords)
 
     call_directly = BaseDSL._func
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from hopperflash.analysis.sass import parse_listing
 from hopperflash.plan.config import Scheduler
 from hopperflash.plan.cost import moved_bytes
 from hopperflash.plan.tiles_sm90 import forward_config, forward_tile
-from hopperflash.problem import MaskKind
-from profiling import compare_report, peer_tiles, schedules
+from hopperflash.problem import MaskKind, MaskSpec
+from profiling import compare_counters, compare_report, counters_report, peer_tiles, schedules
 from profiling.compare_sass import SEQLEN, Case, Pair, cases, side
+from profiling.counters import Head, LaunchCount, PassCount
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,3 +127,25 @@ def test_the_plot_is_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     compare_report.plot([pair(MaskKind.CAUSAL)], tmp_path / "plot.svg")
     assert "</svg>" in (tmp_path / "plot.svg").read_text()
+
+
+def test_counters_are_of_the_whole_problem(monkeypatch):
+    """A head's loads, bytes and tensor work, times 2 x 32 heads; 10 of 16 tiles see a key."""
+    monkeypatch.setattr(
+        counters_report, "version", lambda name: "0" if "4" in name else version(name)
+    )
+    head = Head("forward", 64, MaskSpec(right=0), 512)
+    rows, tile = 512 * 64 * 2, 128 * 64 * 2
+    flops = 10 * 2 * 2 * 64 * 128**2
+    ours = LaunchCount(4, rows + 10 * 2 * tile, rows, 0, flops)
+    peer = ours._replace(read=ours.read - tile, flops=flops * 16 // 10)
+    sides = (PassCount(head, 128, 128, (found,)) for found in (ours, peer))
+    pair = compare_counters.Pair(*sides)
+    page = "\n".join(counters_report.lines([pair]))
+    gb = [f"{64 * found.read / 1e9:.3f}" for found in (ours, peer)]
+    assert f"| 1 | 0.95 | 0.0 % | 60.0 % | 1.248 | 1.996 | {gb[0]} | {gb[1]} |" in page
+    assert "| all bytes, ratio | forward 64 causal | 1 | 1.0370 | **missed** |" in page
+    assert "| tensor work beyond | forward 64 causal | 0 | 0.0000 |  |" in page
+    wider = compare_counters.Pair(replace(pair.ours, tile_n=256), pair.peer)
+    missed = "| 1 | 1.0370 | **missed**: tile 128x256, FA4's 128x128 |"
+    assert missed in "\n".join(counters_report.lines([wider]))

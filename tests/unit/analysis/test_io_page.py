@@ -62,10 +62,11 @@ def test_on_chip_memory() -> None:
         assert f"{arch.smem_bytes_per_block // KIB}" in says
 
 
-def test_keys_are_read_once_a_tile_of_queries() -> None:
+def test_keys_are_read_once_a_pair_of_tiles_of_queries() -> None:
     n, d = 8192, 128
     x = torch.empty(1, n, 1, d, dtype=torch.bfloat16, device="meta")
     plan = hopperflash.make_plan(x, x, x, arch="sm_90a")
     streams = {stream.operand: stream for stream in tiled_traffic(plan).streams}
     elements = (streams["K"].loaded + streams["V"].loaded) // 2
-    assert elements == 2 * n * n * d // plan.calls[0].spec.config.tile_m
+    config = plan.calls[0].spec.config
+    assert elements == 2 * n * n * d // (config.tile_m * config.cluster_m)
