@@ -25,7 +25,7 @@ from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
 from hopperflash.plan.config import ForwardConfig, ForwardConfigSm80
-from hopperflash.plan.scheduling import persistent
+from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.problem import DType, MaskKind, Signature
 from profiling.candidates import Candidate, enumerate_rows, planned_row, table_of
@@ -57,7 +57,7 @@ class Question:
         changes: dict[str, Any] = {"group": GROUP} if forward else {"deterministic": True}
         single = replace(candidate.config, **changes)
         return [KernelSpec(kernel, config, signature, self.arch.name)
-                for config in (single, persistent(single))]  # fmt: skip
+                for config in (single, walking(single))]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,7 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
     "pytest tests/integration": _CI,
     "pip install '.[conformance]'": NotRun("its tests are skipped where it is not installed"),
     "pip install -e '.[conformance,profiling]'": NotRun("the same"),
+    "pip install 'hopperflash[profiling]'": NotRun("the same"),
     "pre-commit install": NotRun("changes the checkout; its hooks are those of make lint and type"),
     # The command line
     "hopperflash demo": Elsewhere("tests/emulated/test_demo.py::test_default_demo_is_correct"),
@@ -218,6 +219,18 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
         _BENCH
     ),
     "hopperflash bench --against sdpa-cudnn,fa3 --l2 cold --heads 32 --kv-heads 8": Run(_BENCH),
+    "hopperflash profile": Elsewhere(
+        "tests/unit/cli/test_profile.py::test_a_profile_runs_and_is_read"
+    ),
+    "hopperflash profile ncu --batch 4 --seqlen 4096 --heads 16 --kv-heads 16": Run("--dry-run"),
+    "hopperflash profile nsys --batch 4 --seqlen 4096 --heads 16 --kv-heads 16": Run("--dry-run"),
+    "hopperflash profile iket --seqlen 4096 --direction forward": Run("--dry-run"),
+    "hopperflash profile ncu --emulated --seqlen 256 --head-dim 64": Run(
+        "--heads 1 --kv-heads 1 --direction forward", emulated=True
+    ),
+    "hopperflash profile target": Elsewhere(
+        "tests/unit/cli/test_profile.py::test_the_target_runs_as_the_command_says"
+    ),
     # Modules
     "python -m tests.support.problem_space": Elsewhere(
         "tests/unit/plan/test_problem_space.py::test_the_page_is_up_to_date"
@@ -232,6 +245,16 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
         "--lengths 64 --repeat 1 --device cpu"
     ),
     "python -m profiling.peer_tiles": Run(),
+    "python -m profiling.schedules": Run(),
+    "python -m profiling.search --head-dim 128 --mask causal --direction forward": Run(
+        "--limit 1 --jobs 1", emulated=True
+    ),
+    "python -m profiling.search --head-dim 256 --mask causal --direction forward --limit 5": Run(
+        "--limit 1 --jobs 1", emulated=True
+    ),
+    "python -m profiling.search --check": NotRun(_LONG),
+    "python -m profiling.search --check --write && ruff format": NotRun(_LONG),
+    "python -m profiling.compare_counters": NotRun("needs flash-attn-4; " + _LONG),
     "python -m profiling.emulator_bench": NotRun(_LONG),
     "python -m profiling.compare_sass": NotRun("needs flash-attn-4; " + _LONG),
     "python -m profiling.device_check --minutes 30 --out device-check": Elsewhere(

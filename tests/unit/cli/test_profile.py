@@ -195,8 +195,8 @@ else:
 
 def test_the_documented_form_is_current():
     page = (ROOT / "docs" / "profiling.md").read_text()
-    (block,) = (part for part in page.split("```") if part.startswith("\nhopperflash_fwd"))
-    shown = [line for line in block.splitlines() if line.strip(" .")]
+    (block,) = (part for part in page.split("```") if part.startswith("text\nhopperflash_fwd"))
+    shown = [line for line in block.splitlines()[1:] if line.strip(" .")]
     assert len(shown) == 6
     printed = run("ncu", "--report", str(RECORDED / "ncu_raw.csv"), *SIZES).stdout.splitlines()
     lines = [line.rstrip() for line in printed]
