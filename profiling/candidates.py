@@ -6,13 +6,14 @@ A candidate is a row, so that whatever a configuration takes beside it is as pla
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
 
 from hopperflash.plan import ArchSpec, KernelRef, feasibility, feasibility_sm80
 from hopperflash.plan import tiles_sm80 as sm80
 from hopperflash.plan import tiles_sm90 as sm90
+from hopperflash.plan.clusters import sharing
 from hopperflash.plan.config import (
     MMA_ROWS,
     WGMMA_ROWS,
@@ -26,7 +27,7 @@ from hopperflash.plan.sm80 import SM80
 from hopperflash.plan.sm90 import SM90
 from hopperflash.plan.support import Support
 from hopperflash.problem import DType
-from profiling.compare_sass import ITEMSIZE, Case, blocks_of_head
+from profiling.compare_sass import ITEMSIZE, Case, blocks_of_head, plan_of_head
 
 # Stages in order of preference: with fewer a load has less time, which the model does not see.
 STAGES = (2, 1)
@@ -142,7 +143,10 @@ def candidate_of(tile: Any, case: Case, table: Table) -> Candidate:
     """A row of a table at the head dims of a case."""
     names = {field.name for field in fields(table.row_type)}
     free = tuple((name, getattr(tile, name)) for name in AXES[table.row_type] if name in names)
-    return Candidate(free, table.config_of(tile, case.head_dim, case.head_dim_v))
+    config = table.config_of(tile, case.head_dim, case.head_dim_v)
+    if isinstance(config, ForwardConfig):
+        config = replace(config, cluster_m=sharing(config, plan_of_head(case).problem).ctas)
+    return Candidate(free, config)
 
 
 def enumerate_rows(case: Case, arch: ArchSpec) -> list[Candidate]:

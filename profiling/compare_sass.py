@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 from hopperflash.analysis import KernelResources, inspect_cubin
 from hopperflash.analysis.loop_cost import StepCost, Tile, shared_steps, step_cost
 from hopperflash.cli.explain import ExplainOptions, plan_of
-from hopperflash.plan import KernelSpec
+from hopperflash.plan import KernelSpec, LaunchPlan
 from hopperflash.plan.block_range import (
     BlockTotals,
     Tiling,
@@ -150,6 +151,14 @@ def our_side(case: Case) -> Side:
 
 def planned_forward(case: Case) -> ForwardConfig:
     """The configuration of a forward of one head of SEQLEN queries and keys."""
+    (call,) = plan_of_head(case).calls
+    assert isinstance(call.spec.config, ForwardConfig)
+    return call.spec.config
+
+
+@cache
+def plan_of_head(case: Case) -> LaunchPlan:
+    """The plan of a forward of one head of SEQLEN queries and keys."""
     options = ExplainOptions(
         seqlen=SEQLEN,
         heads=1,
@@ -159,9 +168,7 @@ def planned_forward(case: Case) -> ForwardConfig:
         causal=case.mask is MaskKind.CAUSAL,
         window=f"{WINDOW_LEFT},0" if case.mask is MaskKind.WINDOW else None,
     )
-    (call,) = plan_of(options).calls
-    assert isinstance(call.spec.config, ForwardConfig)
-    return call.spec.config
+    return plan_of(options)
 
 
 def peer_side(case: Case, kernel: PeerKernel) -> Side:

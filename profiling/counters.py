@@ -19,7 +19,7 @@ import torch
 
 import hopperflash
 from hopperflash.emulator import EmulationRun, launch
-from hopperflash.plan import arch_of
+from hopperflash.plan import LaunchPlan, arch_of
 from hopperflash.plan.block_range import Tiling, key_block_range, query_block_range
 from hopperflash.plan.config import MainConfig
 from hopperflash.problem import Direction, MaskSpec
@@ -195,9 +195,7 @@ def count_ours(head: Head) -> PassCount:
     band = tuple(-1 if bound is None else bound for bound in (mask.left, mask.right))
     inputs = (x["q"], x["k"], x["v"])
     plan = hopperflash.make_plan(*inputs, arch="sm_90a", direction=head.direction, window_size=band)
-    (config,) = (
-        call.spec.config for call in plan.calls if isinstance(call.spec.config, MainConfig)
-    )
+    config = _main_config(plan)
     tile = (config.tile_m, config.tile_n)
     period = period_of(head.direction, *tile)
     session = _Counting(arch_of("sm_90a"), "eager", 0, "basic", period=period)
@@ -208,6 +206,35 @@ def count_ours(head: Head) -> PassCount:
             hopperflash.flash_attn_backward(x["dout"], *inputs, x["out"], x["lse"],
                                             window_size=band)  # fmt: skip
     return PassCount(head, *tile, tuple(session.launches))
+
+
+def planned_launches(found: PassCount, batch: int, heads: int) -> int:
+    """Launches for so many heads: of kernels, and those that zero a counter of tiles. Another
+    scheduler does the same for each tile; ValueError where tiles or clusters are other than those
+    that were counted."""
+    head = found.head
+    band = tuple(-1 if bound is None else bound for bound in (head.mask.left, head.mask.right))
+
+    def plan(batch: int, heads: int) -> LaunchPlan:
+        shape = (batch, head.seqlen, heads, head.head_dim)
+        x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        return hopperflash.make_plan(
+            x, x, x, arch="sm_90a", direction=head.direction, window_size=band
+        )
+
+    def tiles(plan: LaunchPlan) -> tuple[int, int, int]:
+        config = _main_config(plan)
+        return config.tile_m, config.tile_n, getattr(config, "cluster_m", 1)
+
+    whole, one = plan(batch, heads), plan(1, 1)
+    if tiles(whole) != tiles(one):
+        raise ValueError(f"{head}: tiles and clusters {tiles(whole)}, of one head {tiles(one)}")
+    return len(whole.calls) + sum(buffer.zeroed for buffer in whole.steps.workspaces)
+
+
+def _main_config(plan: LaunchPlan) -> MainConfig:
+    (config,) = (c.spec.config for c in plan.calls if isinstance(c.spec.config, MainConfig))
+    return config
 
 
 def as_json(found: PassCount) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from profiling.compare_counters import BATCH, HIDDEN, Pair
 from profiling.compare_report import commit
 from profiling.compare_sass import WINDOW_LEFT
-from profiling.counters import PassCount
+from profiling.counters import PassCount, planned_launches
 
 GB = 1e9
 INTRO = f"""# Counters beside flash-attn-4's
@@ -30,6 +30,8 @@ as stand for all (`profiling/counters.py`), and the sums are exact. Windows are 
   that the mask or the end of the sequence cuts.
 - **read**, **written**, **reduced**: GB that all launches of a pass ask of global memory, before
   any cache; reduced are sums of dQ added there, by TMA or by threads.
+- **launches**: of kernels, and of what zeroes the counter from which CTAs take tiles one by one;
+  the 4 bytes that each tile then adds to it are left out.
 """
 HEADER = (
     "| case | tile ours | FA4 | loads ours | FA4 | beyond ours | FA4 | FLOPs ours | FA4"
@@ -93,7 +95,8 @@ def _row(pair: Pair) -> str:
         *(f"{side.over_visible:.3f}" for side in sides),
         *moved,
         f"{pair.bytes_ratio:.4f}",
-        *(str(len(side.launches)) for side in sides),
+        str(planned_launches(pair.ours, BATCH, HIDDEN // pair.head.head_dim)),
+        str(len(pair.peer.launches)),
     ]
     return "| " + " | ".join(cells) + " |"
 

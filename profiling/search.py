@@ -24,7 +24,7 @@ from typing import Any
 from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
-from hopperflash.plan.config import ForwardConfig, ForwardConfigSm80
+from hopperflash.plan.config import ForwardConfig, ForwardConfigSm80, Scheduler
 from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.problem import DType, MaskKind, Signature
@@ -53,11 +53,16 @@ class Question:
         """The row's kernels in fp16 with all that they may have to do, for one tile or several."""
         kernel = table_of(self.case.direction, self.arch).kernel
         signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=True)
-        forward = isinstance(candidate.config, (ForwardConfig, ForwardConfigSm80))
+        config, schedulers = candidate.config, [Scheduler.PERSISTENT]
+        if isinstance(config, ForwardConfig):
+            schedulers.append(Scheduler.DYNAMIC)
+            # Tiles of packed sequences are not paired.
+            config = replace(config, cluster_m=1)
+        forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
         changes: dict[str, Any] = {"group": GROUP} if forward else {"deterministic": True}
-        single = replace(candidate.config, **changes)
-        return [KernelSpec(kernel, config, signature, self.arch.name)
-                for config in (single, walking(single))]  # fmt: skip
+        single = replace(config, **changes)
+        several = [walking(single, scheduler) for scheduler in schedulers]
+        return [KernelSpec(kernel, each, signature, self.arch.name) for each in (single, *several)]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from profiling.counters import (
     concave_sum,
     count_ours,
     from_json,
+    planned_launches,
 )
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("bf16-64")]
@@ -58,9 +59,12 @@ def total(counters: Mapping[str, int]) -> int:
     return sum(counters[f"{name}_bytes"] for name in names)
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_few_ctas_stand_for_all(direction: Direction, name: str) -> None:
-    head = Head(direction, 64, MASKS[name], 1500)
+@pytest.mark.parametrize(
+    ("head_dim", "name"), [*((64, name) for name in MASKS), (128, "full"), (128, "causal")]
+)
+def test_few_ctas_stand_for_all(direction: Direction, head_dim: int, name: str) -> None:
+    """At head dim 128 forward CTAs are in pairs."""
+    head = Head(direction, head_dim, MASKS[name], 1500)
     found, whole = count_ours(head), executed(head, 1, 1)
     assert found.bytes == total(whole)
     assert found.flops == whole["wgmma_flops"]
@@ -108,6 +112,13 @@ def test_tiles_that_no_pair_needs_are_seen(direction: Direction) -> None:
     wasteful = PassCount(head, 128, 128, (LaunchCount(4, 0, 0, 0, work),))
     assert wasteful.beyond == pytest.approx(16 / 10 - 1)
     assert wasteful.over_visible == pytest.approx(512**2 / (512 * 513 / 2))
+
+
+def test_launches_of_the_whole_problem() -> None:
+    """Tiles of unequal work are taken from a counter where there are many."""
+    counted = PassCount(Head("forward", 64, MaskSpec(right=0), 8192), 192, 128, ())
+    assert planned_launches(counted, 1, 1) == 1
+    assert planned_launches(counted, 2, 32) == 2
 
 
 def test_records_are_read_back() -> None:
