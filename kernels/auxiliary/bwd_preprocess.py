@@ -26,7 +26,7 @@ from ..common.dependent import wait_for_previous
 from ..common.dtypes import NUMERIC
 from ..common.sequence import first_padded_block, sequence_rows, sequence_statistic
 from ..common.softmax import LOG2_E
-from ..common.work import AssignedTile, Tiles, Walk, first_tile, grid
+from ..common.work import AssignedTile, Tiles, first_tile, grid, single_tiles
 
 _LANES_PER_ROW = 8
 _VECTOR = 8  # 16-bit elements in 16 bytes
@@ -110,8 +110,7 @@ class BackwardPreprocess:
     def kernel(self, tensors: Tensors, tiles: Tiles):
         wait_for_previous(self.dependent)
         config = self.config
-        walk = Walk(Scheduler.SINGLE, descending=False, swizzled=False, cluster=1, tiles=tiles)
-        tile = first_tile(walk)
+        tile = first_tile(single_tiles(tiles))
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
             if cutlass.const_expr(config.zero_dq is AccumulatorOrder.FRAGMENTS):

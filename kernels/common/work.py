@@ -110,6 +110,11 @@ def for_each_tile(walk: Walk, compute: Constexpr[Callable[..., Any]], ctx: Any, 
     return state
 
 
+def single_tiles(tiles: Tiles) -> Walk:
+    """A CTA for each tile, in no order that matters."""
+    return Walk(Scheduler.SINGLE, descending=False, swizzled=False, cluster=1, tiles=tiles)
+
+
 def with_queue(walk: Walk, queue: TileQueue) -> Walk:
     """The same walk, led by a queue."""
     return Walk(walk.scheduler, walk.descending, walk.swizzled, walk.cluster, walk.tiles, queue)
