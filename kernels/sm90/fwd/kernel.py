@@ -67,6 +67,7 @@ from .storage import (
     SmemLayouts,
     make_pipelines,
     make_queue,
+    make_releases,
     rows_of_O_are_rows_of_Q,
     smem_layouts,
     smem_tensors,
@@ -295,6 +296,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
+            releases = make_releases(storage, config, tidx) if config.cluster_m > 1 else None
             consumer = ConsumerContext(
                 band=band,
                 heads_per_key=heads_per_key,
@@ -306,6 +308,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     mma_O=mma_O,
                     smem=smem,
                     pipelines=pipelines,
+                    releases=releases,
                     consumer_tidx=consumer_tidx,
                     scales=scales,
                 ),

@@ -11,7 +11,7 @@ Source: FlashAttention-3, arXiv 2407.08608, section 3.2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -27,7 +27,7 @@ from ...common.mask import mask_scores
 from ...common.tiles import QueryTile
 from .. import copies, wgmma
 from .load import loaded_keys, loads_queries
-from .storage import Barrier, Pipelines, SmemTensors
+from .storage import Barrier, Pipelines, SmemTensors, release
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class MmaContext:
     mma_O: cute.TiledMma
     smem: SmemTensors
     pipelines: Pipelines
+    releases: Any  # Releases of a cluster, else None
     consumer_tidx: Int32
     scales: softmax.Scales
 
@@ -103,7 +104,7 @@ def mma(ctx: MmaContext, tile: QueryTile, states: States):
         # O += P V of the last block
         multiply_values(ctx, fragments, states.V)
         warpgroup.wait_group(0)
-        ctx.pipelines.V.consumer_release(states.V)
+        release(ctx.pipelines.V, states.V, ctx.releases)
         states.V.advance()
     return fragments.acc_O, fragments.stats, states
 
@@ -148,7 +149,7 @@ def first_key_block(ctx: MmaContext, tile: QueryTile, fragments: Fragments, stat
     acc_S = scores_accumulator(ctx)
     multiply_keys(ctx, fragments, states.K, acc_S)
     warpgroup.wait_group(0)
-    ctx.pipelines.K.consumer_release(states.K)
+    release(ctx.pipelines.K, states.K, ctx.releases)
     cap_block(ctx, acc_S)
     mask_block(ctx, tile, acc_S, tile.keys.end - 1)
     update_rows(ctx, fragments, acc_S)
@@ -175,14 +176,14 @@ def one_key_block(
     if cutlass.const_expr(ctx.config.ping_pong):
         turn_of(ctx, 1).arrive()
     warpgroup.wait_group(1)
-    ctx.pipelines.K.consumer_release(states.K)
+    release(ctx.pipelines.K, states.K, ctx.releases)
     cap_block(ctx, acc_S)
     if cutlass.const_expr(masked):
         mask_block(ctx, tile, acc_S, n_block)
     update_rows(ctx, fragments, acc_S)
     # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
-    ctx.pipelines.V.consumer_release(states.V)
+    release(ctx.pipelines.V, states.V, ctx.releases)
     softmax.rescale_where_needed(mn_view(fragments.acc_O), fragments.rescale)
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
@@ -220,9 +221,9 @@ def pass_over(ctx: MmaContext, tile: QueryTile, states: States):
     for _ in cutlass.range(loaded.end - tile.keys.end, unroll=1):
         # A stage is released once it is full: before that, its barrier is in an earlier phase.
         pipelines.K.consumer_wait(states.K)
-        pipelines.K.consumer_release(states.K)
+        release(ctx.pipelines.K, states.K, ctx.releases)
         pipelines.V.consumer_wait(states.V)
-        pipelines.V.consumer_release(states.V)
+        release(ctx.pipelines.V, states.V, ctx.releases)
         states.K.advance()
         states.V.advance()
     return states
