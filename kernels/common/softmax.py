@@ -17,6 +17,7 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 _QUAD = 4  # lanes that hold one row of an accumulator
 _OTHER_LANES = (2, 1)  # of a quad, for a butterfly
+_LOWEST = -(2.0 - 2.0**-23) * 2.0**127  # finite number of fp32
 
 # 2^f on [-1/2, 1/2] with p(0) = 1, of least relative error: 2^-23.4.
 EXP2_COEFFICIENTS = (
@@ -63,7 +64,7 @@ def cap_scores(acc_mn: cute.Tensor, scales: Scales):
 class RowStats(NamedTuple):
     """Running statistics of a thread's rows."""
 
-    row_max: cute.Tensor  # raw scores, before the scale; -inf while no key was seen
+    row_max: cute.Tensor  # raw scores, before the scale; _LOWEST while no key was seen
     row_sum: cute.Tensor  # this thread's columns only, until `finish_rows` adds up the quad
 
 
@@ -71,7 +72,7 @@ def make_row_stats(rows: int) -> RowStats:
     """Statistics of `rows` rows before any key was seen."""
     row_max = cute.make_rmem_tensor(rows, Float32)
     row_sum = cute.make_rmem_tensor(rows, Float32)
-    row_max.fill(-Float32.inf)
+    row_max.fill(_LOWEST)
     row_sum.fill(0.0)
     return RowStats(row_max, row_sum)
 
@@ -96,9 +97,8 @@ def online_step(
         for lane in _OTHER_LANES:
             row_max = cute.arch.fmax(row_max, cute.arch.shuffle_sync_bfly(row_max, lane))
         stats.row_max[r] = row_max
-        # A row that has seen no key yet, or only scores of -inf: -inf - -inf would be NaN.
-        row_max = Float32(0.0) if row_max == -Float32.inf else row_max
-        row_max_scaled = row_max * scale_log2
+        # Kept finite for a row that has seen no key: -inf - -inf would be NaN.
+        row_max_scaled = cute.arch.fmax(row_max * scale_log2, Float32(_LOWEST))
         probabilities = scaled_exp2(scores, scale_log2, -row_max_scaled)
         # Exactly 1 under an unchanged maximum, whose rounding would add up over the blocks.
         if cutlass.const_expr(factors_on_fma):

@@ -186,9 +186,10 @@ def one_key_block(
     release(ctx.pipelines.V, states.V, ctx.releases)
     softmax.rescale_where_needed(mn_view(fragments.acc_O), fragments.rescale)
     store_probabilities(ctx, fragments, acc_S)
+    # V follows K, one block behind.
+    behind = states.K.clone()
     states.K.advance()
-    states.V.advance()
-    return states
+    return States(states.Q, states.K, behind)
 
 
 def turn_of(ctx: MmaContext, further: int) -> pipeline.NamedBarrier:
