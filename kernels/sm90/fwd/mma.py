@@ -152,7 +152,7 @@ def first_key_block(ctx: MmaContext, tile: QueryTile, fragments: Fragments, stat
     release(ctx.pipelines.K, states.K, ctx.releases)
     cap_block(ctx, acc_S)
     mask_block(ctx, tile, acc_S, tile.keys.end - 1)
-    update_rows(ctx, fragments, acc_S)
+    update_rows(ctx, fragments, acc_S, masked=True)
     store_probabilities(ctx, fragments, acc_S)
     states.K.advance()
     return states
@@ -180,7 +180,7 @@ def one_key_block(
     cap_block(ctx, acc_S)
     if cutlass.const_expr(masked):
         mask_block(ctx, tile, acc_S, n_block)
-    update_rows(ctx, fragments, acc_S)
+    update_rows(ctx, fragments, acc_S, masked)
     # Neither O nor P may be touched while their GEMM runs.
     warpgroup.wait_group(0)
     release(ctx.pipelines.V, states.V, ctx.releases)
@@ -249,14 +249,17 @@ def multiply_values(ctx: MmaContext, fragments: Fragments, state_V: pipeline.Pip
 
 
 @cute.jit
-def update_rows(ctx: MmaContext, fragments: Fragments, acc_S: cute.Tensor):
-    """Probabilities in place of scores, the row statistics, and the factors of what was before."""
+def update_rows(ctx: MmaContext, fragments: Fragments, acc_S: cute.Tensor, masked: Constexpr[bool]):
+    """Probabilities in place of scores, the row statistics, and the factors of what was before.
+
+    A mask takes so many instructions that their issue binds, and not the MUFU.
+    """
     softmax.online_step(
         mn_view(acc_S),
         fragments.stats,
         fragments.rescale,
         ctx.scales.log2,
-        ctx.config.factors_on_fma,
+        ctx.config.factors_on_fma and not masked,
     )
 
 
