@@ -61,6 +61,7 @@ class BackwardPostprocess:
             heads=heads_q,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=Int32(0)),
+            head_swizzle=Int32(1),
         )
         self.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
         self.kernel(mAcc, mdQ, tiles, scale).launch(
@@ -74,7 +75,8 @@ class BackwardPostprocess:
     def kernel(self, mAcc: cute.Tensor, mdQ: cute.Tensor, tiles: Tiles, scale: Float32):
         wait_for_previous(self.dependent)
         config = self.config
-        tile = first_tile(Walk(Scheduler.SINGLE, descending=False, tiles=tiles))
+        walk = Walk(Scheduler.SINGLE, descending=False, swizzled=False, cluster=1, tiles=tiles)
+        tile = first_tile(walk)
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
             pairs = config.threads // _LANES_PER_PAIR
