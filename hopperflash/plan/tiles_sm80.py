@@ -85,6 +85,7 @@ LARGE = TileTable(
         BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3", FULL + CAUSAL),
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills: caps, packed, in order", WINDOW),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2"),
+        BackwardTileSm80(256, 64, 32, 64, 8, 4, "64 queries spill: causal, packed", WINDOW),
         BackwardTileSm80(256, 128, 64, 64, 8, 4, "FA2; the shared-memory limit"),
         BackwardTileSm80(128, 256, 64, 64, 8, 4, "FA2; the shared-memory limit"),
         BackwardTileSm80(256, 256, 32, 64, 8, 4, "64 queries would need 200 KiB"),

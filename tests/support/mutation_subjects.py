@@ -197,39 +197,38 @@ _FENCED_BEFORE = (
     "The fence before a GEMM that is issued right behind another: the fence of that one already "
     "orders all that touched its registers."
 )
+_FENCED_A_STEP_AGO = (
+    "The fence before S of a masked query tile. The registers of S and dP were last touched ahead "
+    "of the fence before dV, in the step before."
+)
 _MERGED_GROUP = (
-    "The commit of dV += P^T dO. Its wgmmas join the group of dQ = dS K, and the wait that lets "
-    "only dK's group pass covers both."
+    "The commit of dV += P^T dO. Its wgmmas join the group of dK += dS^T Q, whose wait covers both."
+)
+_FREES_REGISTERS = (
+    "The wait for dV += P^T dO ahead of dQ, by which the compiler has the registers of P for dQ. "
+    "PTX has registers enough, and the wait for dK covers dV."
 )
 _FILLED_ONCE = (
     "K and V are filled once: their empty barrier is waited for once, fresh, and no consumer "
     "arrives. The wait passes at once whatever the count."
 )
-_TURNS_WAITED = (
-    "The store warp's last wait. In turns, each addition was waited for before its turn was passed."
+_RELEASED_TWICE = (
+    "Either of the two that publish a thread's additions, its fence before the barrier ahead of "
+    "the counter and the release at the counter behind it, does so alone."
 )
 _BACKWARD = (
-    *(("wgmma-fence", site, _FENCED_BEFORE) for site in (1, 3, 4, 6, 8, 9)),
-    *(("wgmma-commit", site, _MERGED_GROUP) for site in (2, 7)),
+    *(("wgmma-wait", site, _FREES_REGISTERS) for site in (2, 7)),
+    *(("wgmma-wait-for-older", site, _FREES_REGISTERS) for site in (2, 7)),
+    *(("wgmma-fence", site, _FENCED_A_STEP_AGO) for site in (0, 8)),
+    *(("wgmma-fence", site, _FENCED_BEFORE) for site in (2, 3, 6, 7, 10, 13)),
+    *(("wgmma-commit", site, _MERGED_GROUP) for site in (2, 7, 12, 16)),
     (
         "mbarrier-wait", 0,
         "K and V are filled once, so that the producer's wait for their buffers finds them fresh.",
     ),
-    (
-        "mbarrier-wait", 2,
-        "The producer's wait for a dO buffer. Q's buffer of the same stage is released later in "
-        "the tile, and the producer has waited for that.",
-    ),
     ("mbarrier-init-count", 1, _FILLED_ONCE),
     ("mbarrier-init-fewer", 1, _FILLED_ONCE),
-    (
-        "named-barrier-sync", 3,
-        "The epilogue's first barrier. The last hand-over of dQ is a barrier of all consumer "
-        "warps, behind every GEMM that reads K or V.",
-    ),
-    ("bulk-wait", 1, _TURNS_WAITED),
-    ("bulk-wait-for-older", 1, _TURNS_WAITED),
-    ("bulk-wait-for-reads", 1, _TURNS_WAITED),
+    *(("global-release", site, _RELEASED_TWICE) for site in range(6)),
 )  # fmt: skip
 _NOTHING_LEFT = (
     "The wait behind the loop: the groups that may be outstanding there are the empty ones past "
@@ -269,17 +268,8 @@ _BACKWARD_SM80 = (
     ),
     ("copy-wait", 3, _NOTHING_LEFT),
     ("copy-wait-for-older", 3, _NOTHING_LEFT),
-    *(
-        (
-            "global-release", site,
-            "Either of the two that publish a thread's additions, its fence before the barrier "
-            "ahead of the counter and the release at the counter behind it, does so alone.",
-        )
-        for site in range(4)
-    ),
+    *(("global-release", site, _RELEASED_TWICE) for site in range(4)),
 )  # fmt: skip
-_SAME_HANDED_ON = {("mbarrier-wait", 2), ("bulk-wait", 1), ("bulk-wait-for-older", 1)}
-_PERSISTENT_BACKWARD = tuple(entry for entry in _BACKWARD if entry[:2] in _SAME_HANDED_ON)
 _PAIRED = (
     ("mbarrier-wait", 0, _FRESH_QUERY_BUFFER),
     ("mbarrier-arrive", 7, "The release of the last V block, which nobody waits for."),
@@ -288,7 +278,7 @@ _PAIRED = (
 )
 _TABLE = (
     ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
-    ("persistent-backward-d64", _PERSISTENT_BACKWARD), ("forward-paired-d128", _PAIRED),
+    ("forward-paired-d128", _PAIRED),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
