@@ -84,10 +84,11 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Meet:
-    """At a named barrier of so many warps."""
+    """At a named barrier of so many warps; one that only arrives goes on at once."""
 
     barrier: int
     warps: int
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ def traced(kernel: str) -> Iterator[Trace]:
     """
     trace = Trace()
     run, meet = ClusterScheduler._run, Cta.arrive_at_barrier
+    waits = [True]  # the instruction that is being executed, if it is a named barrier's
 
     def is_traced(cta: Any) -> bool:
         return cta.index == (0, 0, 0) and kernel in cta.machine.launch.kernel.name
@@ -214,13 +216,14 @@ def traced(kernel: str) -> Iterator[Trace]:
             for warp in range(threads.bit_length() + 31 >> 5):
                 if threads >> 32 * warp & 0xFFFFFFFF:
                     trace.add(warp, work)
+            waits[0] = not any("arrive" in op.ins.parts for op in segment.ops)
         run(scheduler, fragment)
 
     def arrive(cta: Any, g: Any, lanes: Any, number: int, count: int) -> Any:
         # Barrier 0, of all threads, is __syncthreads of the set-up.
         if is_traced(cta) and number:
             for warp in np.unique(lanes + g.lo >> 5).tolist():
-                trace.add(warp, Meet(number, count // 32))
+                trace.add(warp, Meet(number, count // 32, waits[0]))
         return meet(cta, g, lanes, number, count)
 
     with (

@@ -255,10 +255,10 @@ class Replay:
             key = ("meet", action.barrier)
             there = self._met[action.barrier, warp.times[key]]
             there[warp.number] = warp.clock
-            if len(there) < action.warps:
+            if action.waits and len(there) < action.warps:
                 return False
             warp.times[key] += 1
-            return warp.done(max(there.values()))
+            return warp.done(max(there.values()) if action.waits else 0)
         assert isinstance(action, Wait)
         full = action.barrier in self._filled
         phase = warp.times["wait", action.barrier] + full

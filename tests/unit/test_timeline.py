@@ -78,3 +78,8 @@ def test_a_product_that_the_plan_has_not_is_refused() -> None:
 def test_a_trace_that_cannot_go_on_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot go on"):
         bars(trace(Meet(1, 2)))
+
+
+def test_who_only_arrives_does_not_wait() -> None:
+    """The last arrival of warps that take turns may have nobody who waits for it."""
+    bars(trace(Meet(1, 2, waits=False)))
