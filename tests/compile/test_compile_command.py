@@ -36,7 +36,7 @@ def test_prints_and_writes_a_kernel(tmp_path):
     assert "0 B of stack, 0 B spilled" in text
     assert "512 threads" in text
     assert "interior loop at" in text and "boundary loop at" in text
-    assert "bound by MUFU" in text
+    assert "bound by tensor cores" in text
     assert {path.suffix for path in tmp_path.iterdir()} == {".ptx", ".cubin", ".sass"}
     (sass,) = tmp_path.glob("*.sass")
     assert "HGMMA.64x128x16" in sass.read_text()

@@ -62,7 +62,7 @@ from .load import (
     query_warp,
     value_share,
 )
-from .mma import MmaContext, States, begin_turns, first_states, mma
+from .mma import MmaContext, States, begin_turns, first_states, make_turns, mma
 from .storage import (
     SmemLayouts,
     make_pipelines,
@@ -311,6 +311,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     releases=releases,
                     consumer_tidx=consumer_tidx,
                     scales=scales,
+                    turns=make_turns(config, consumer_tidx),
                 ),
                 epilogue=EpilogueContext(
                     config=config,

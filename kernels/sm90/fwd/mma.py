@@ -25,6 +25,7 @@ from ...common.band import Band
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_scores
 from ...common.tiles import QueryTile
+from ...common.work import anew
 from .. import copies, wgmma
 from .load import loaded_keys, loads_queries
 from .storage import Barrier, Pipelines, SmemTensors, release
@@ -44,6 +45,7 @@ class MmaContext:
     releases: Any  # Releases of a cluster, else None
     consumer_tidx: Int32
     scales: softmax.Scales
+    turns: Any  # NamedBarriers of this warpgroup and of the next, or None
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,11 @@ def one_key_block(
     """S and P of a block, and behind its softmax the O += P V of the block before."""
     acc_S = scores_accumulator(ctx)
     if cutlass.const_expr(ctx.config.ping_pong):
-        turn_of(ctx, 0).arrive_and_wait()
+        ctx.turns[0].arrive_and_wait()
     multiply_keys(ctx, fragments, states.K, acc_S)
     multiply_values(ctx, fragments, states.V)
     if cutlass.const_expr(ctx.config.ping_pong):
-        turn_of(ctx, 1).arrive()
+        ctx.turns[1].arrive()
     warpgroup.wait_group(1)
     release(ctx.pipelines.K, states.K, ctx.releases)
     cap_block(ctx, acc_S)
@@ -192,17 +194,23 @@ def one_key_block(
     return States(states.Q, states.K, behind)
 
 
-def turn_of(ctx: MmaContext, further: int) -> pipeline.NamedBarrier:
-    """Of this warpgroup to issue GEMMs, or of one `further` on.
+def make_turns(config: ForwardConfig, consumer_tidx: Int32) -> Any:
+    """The barriers of this warpgroup and of the next, or None where GEMMs are issued in any order.
 
     In turns the softmax of a warpgroup falls into the GEMMs of the others. All have as many steps,
     and each passes the turn on as often as it has it.
     """
-    warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
-    if further:
-        warpgroup_idx = (warpgroup_idx + further) % ctx.config.consumer_warpgroups
-    return pipeline.NamedBarrier(
-        barrier_id=int(Barrier.TURN) + warpgroup_idx, num_threads=2 * wgmma.THREADS_PER_WARPGROUP
+    if not config.ping_pong:
+        return None
+    own = consumer_tidx // wgmma.THREADS_PER_WARPGROUP
+    following = (own + 1) % config.consumer_warpgroups
+    # Kept in registers, where a barrier's number is read from.
+    return tuple(
+        pipeline.NamedBarrier(
+            barrier_id=anew(int(Barrier.TURN) + warpgroup_idx),
+            num_threads=2 * wgmma.THREADS_PER_WARPGROUP,
+        )
+        for warpgroup_idx in (own, following)
     )
 
 
@@ -211,7 +219,7 @@ def begin_turns(ctx: MmaContext):
     """The first turn is the first warpgroup's: the last has nothing to issue before it."""
     last = ctx.config.consumer_warpgroups - 1
     if ctx.consumer_tidx >= last * wgmma.THREADS_PER_WARPGROUP:
-        turn_of(ctx, 1).arrive()
+        ctx.turns[1].arrive()
 
 
 @cute.jit
