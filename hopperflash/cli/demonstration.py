@@ -54,7 +54,9 @@ class Part:
             return None
         return Traffic(
             counters["tma_load_bytes"] + counters["global_load_bytes"],
-            counters["tma_store_bytes"] + counters["global_store_bytes"],
+            counters["tma_store_bytes"]
+            + counters["global_store_bytes"]
+            + counters["global_atomic_bytes"],
         )
 
     @property
