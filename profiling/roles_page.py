@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -120,7 +120,9 @@ def _operands(direction: Direction) -> tuple[torch.Tensor, ...]:
 
 
 def _meetings(trace: Trace) -> set[Meet]:
-    return {event for own in trace.events.values() for event in own if isinstance(event, Meet)}
+    """Each barrier once, whether warps wait there or only arrive."""
+    events = (event for own in trace.events.values() for event in own)
+    return {replace(event, waits=True) for event in events if isinstance(event, Meet)}
 
 
 def _outputs(trace: Trace, names: Operands) -> Iterator[Output]:
