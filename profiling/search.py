@@ -52,7 +52,9 @@ class Question:
     def heaviest(self, candidate: Candidate) -> list[KernelSpec]:
         """The row's kernels in fp16 with all that they may have to do, for one tile or several."""
         kernel = table_of(self.case.direction, self.arch).kernel
-        signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=True)
+        # Packed in order, a Hopper backward gets the row for caps.
+        packed = self.capped or self.case.direction == "forward"
+        signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=packed)
         config, schedulers = candidate.config, [Scheduler.PERSISTENT]
         if isinstance(config, ForwardConfig):
             schedulers.append(Scheduler.DYNAMIC)

@@ -31,7 +31,8 @@ def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:
-    capped = problem.softcap > 0.0
+    # In order, packed sequences take as many registers as a cap.
+    capped = problem.softcap > 0.0 or (problem.deterministic and problem.is_packed)
     tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
     return backward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
 

@@ -78,7 +78,7 @@ FORWARD_TILES = (
 
 BACKWARD_TILES = (
     BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", capped=False),
-    BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap's slope would spill at 128 queries"),
+    BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap, or packed in order, would spill at 128"),
     BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 queries would need 248 registers"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
     BackwardTile(192, 192, ANY, 64, 64, 1, 1, 2, "128 keys would need 296 registers"),

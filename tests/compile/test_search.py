@@ -20,7 +20,7 @@ pytestmark = pytest.mark.compile
 
 SERIALISED = ForwardTile(96, 96, FULL, 192, 144, POperand.REGISTERS, "")
 CLEAN = ForwardTile(96, 96, FULL, 192, 144, POperand.SHARED, "")
-SPILLING = ForwardTileSm80(64, 64, 192, 64, 4, False, "")
+SPILLING = ForwardTileSm80(128, 128, 128, 64, 4, True, "")
 
 
 @pytest.mark.parametrize(
