@@ -61,6 +61,8 @@ def l2_rate(config: ForwardConfig, itemsize: int) -> float:
 
 
 def _obstacle(problem: AttnProblem) -> str | None:
+    if problem.is_empty:
+        return "no query sees a key"
     if problem.is_packed:
         return "sequences are packed, and their tiles come in the order of a table"
     if problem.mask.kind is MaskKind.WINDOW:

@@ -126,7 +126,9 @@ def walking(config: ConfigT, scheduler: Scheduler = Scheduler.PERSISTENT) -> Con
 def max_ctas(config: MainConfig, problem: AttnProblem, arch: ArchSpec) -> int:
     """CTAs of a kernel that run at once beside `sm_margin` free SMs, in whole clusters."""
     ctas = (arch.sms - problem.sm_margin) * ctas_per_sm(config, arch, problem.dtype.itemsize)
-    return ctas - ctas % config.cluster_m if isinstance(config, ForwardConfig) else ctas
+    if not isinstance(config, ForwardConfig):
+        return ctas
+    return max(config.cluster_m, ctas - ctas % config.cluster_m)
 
 
 def ctas_per_sm(config: MainConfig, arch: ArchSpec, itemsize: int) -> int:

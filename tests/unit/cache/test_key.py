@@ -21,14 +21,18 @@ from tests.support.problems import Sizes, packed_problem, problem
 @pytest.mark.parametrize("direction", get_args(Direction))
 @pytest.mark.parametrize("causal", [False, True])
 def test_lengths_batch_and_scale_are_in_no_key(direction, causal):
+    """They choose among a few kernels: how many tiles there are decides who computes them."""
+
     def names(sizes: Sizes, scale: float) -> list[str]:
         options = AttnOptions(causal=causal, softmax_scale=scale)
         plan = make_plan(problem(sizes, options, device="cuda"), arch_of("sm_90a"), direction)
         return [key_of(call.spec).file_name for call in plan.calls]
 
     some = Sizes(batch=1, seqlen_q=64, seqlen_k=64)
-    others = Sizes(batch=7, seqlen_q=4099, seqlen_k=8191)
+    others = Sizes(batch=3, seqlen_q=499, seqlen_k=8191)
     assert names(some, 0.1) == names(others, 0.2) != []
+    many = {tuple(names(Sizes(n, 97 * n, 89 * n), 0.1)) for n in range(1, 60)}
+    assert len(many) == (2 if direction == "forward" else 1)
 
 
 def test_numbers_of_packed_sequences_are_in_no_key():

@@ -57,6 +57,17 @@ def test_who_is_not_paired_and_why(sizes, options, reason):
     assert reason in " ".join(explain(plan).split())
 
 
+def test_nobody_is_paired_where_no_query_sees_a_key():
+    given = problem(replace(LONG, seqlen_k=0))
+    assert make_plan(given, SM90).calls == ()
+    assert sharing(config_of(problem(LONG)), given) == (1, "none: no query sees a key")
+
+
+def test_an_sm_alone_has_a_pair_at_a_time():
+    plan = make_plan(problem(LONG), replace(SM90, sms=1))
+    assert plan.calls[0].grid == (2, 1, 1)
+
+
 def test_packed_sequences_are_not_paired():
     packed = replace(problem(replace(LONG, batch=1)), sequences=4)
     assert sharing(config_of(problem(LONG)), packed).ctas == 1
