@@ -49,8 +49,8 @@ FOLDED = (
     ],
 )
 def test_folded_heads_equal_those_with_keys_of_their_own(arch: str, folded: Folded) -> None:
-    """Outputs bit for bit: the blocks of a row's keys are the same, whatever shares its tile, up to those
-    past a window's far edge, which leave a row as it is."""
+    """Outputs bit for bit: the blocks of a row's keys are the same, whatever shares its tile, up to
+    those past a window's far edge, which leave a row as it is."""
     ratio, options, lengths = folded
     sides = lengths or ((93,), (KEYS[arch],))
     (total_q, total_k), heads_k = (sum(side) for side in sides), 2
