@@ -182,6 +182,7 @@ def _execute(
             ctas_run=counters.ctas,
         )
         record.add(info, counters.as_dict())
+        record.printed += "".join(counters.printed)
 
 
 class _Program(NamedTuple):

@@ -277,3 +277,21 @@ def test_some_ctas_of_a_grid(copy):
         assert run.counters["tma_load_bytes"] == expected * 64 * 64 * 2
         if rows:
             assert torch.equal(dst[:128, :64], src[:128, :64])
+
+
+class Greeting:
+    """Prints from one thread."""
+
+    @cute.jit
+    def __call__(self, src: cute.Tensor, stream: Any) -> None:
+        self.kernel(src).launch(grid=(1, 1, 1), block=(1, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, src: cute.Tensor) -> None:
+        cute.printf("%d of %d", src[0, 0], src[0, 1])
+
+
+def test_what_a_kernel_prints_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    src = torch.tensor([[3, 4, 0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    run = launch(compile_kernel(Greeting(), fake_matrix(cutlass.Int32)), src)
+    assert run.printed == capsys.readouterr().out == "3 of 4\n"
