@@ -176,6 +176,8 @@ def describe(call: KernelCall, plan: LaunchPlan) -> Iterator[str]:
         why = "no SM has to stay free"
         if isinstance(config, ForwardConfig):
             why = f"{tiles} leave nothing to gain from several a CTA"
+            if config.cluster_m > 1 and tiles > max_ctas(config, problem, arch):
+                why = "pairs of CTAs are worth more than tiles taken one by one"
         yield f"{scheduler.value}: a CTA computes one tile; {why}"
     else:
         each = ctas_per_sm(config, arch, problem.dtype.itemsize)

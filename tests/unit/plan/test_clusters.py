@@ -120,7 +120,9 @@ def test_short_causal_tiles_are_taken_one_by_one_rather_than_in_pairs(seqlen, pa
     config = plan.calls[0].spec.config
     expected = (Scheduler.SINGLE, 2) if pairs else (Scheduler.DYNAMIC, 1)
     assert (config.scheduler, config.cluster_m) == expected
-    assert ("more than pairs would" in " ".join(explain(plan).split())) is not pairs
+    text = " ".join(explain(plan).split())
+    assert ("more than pairs would" in text) is not pairs
+    assert ("pairs of CTAs are worth more than tiles taken one by one" in text) is pairs
 
 
 def test_a_pair_asks_l2_for_half_and_fills_as_much():
