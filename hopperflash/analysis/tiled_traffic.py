@@ -30,7 +30,8 @@ from hopperflash.plan.config import (
 from hopperflash.problem import AttnProblem
 
 _FP32 = 4
-_ROW_PAIRS = 8  # in a group of 16 rows of an accumulator's fragments
+# Of dQ, the rows that one thread reads at a time.
+_ROWS_APART = {AccumulatorOrder.FRAGMENTS: 8, AccumulatorOrder.TRANSPOSED: 1}
 _STATISTICS = 2  # LSE in base 2 and delta, for every row a backward reads
 
 
@@ -185,9 +186,10 @@ def _backward(
         sharers=sharers,
     )
     if config.needs("dq"):
-        in_tiles = config.accumulator_order is AccumulatorOrder.FRAGMENTS
-        stored = (padded if in_tiles else rows) * p.head_dim * _FP32
-        once = _sum_rows(config.accumulator_order, config, p) * heads * p.head_dim * _FP32
+        order = config.accumulator_order
+        added_rows = rows if order is AccumulatorOrder.ROWS else padded
+        stored = added_rows * order.columns(p.head_dim) * _FP32
+        once = _sums(order, config, p) * _FP32
         yield Stream("backward", "dQ sums", stored=stored, once=once, sharers=sharers)
 
 
@@ -204,19 +206,20 @@ def _preprocess(config: PreprocessConfig, problem: AttnProblem) -> Iterator[Stre
     size = _STATISTICS * _padded_rows(config, p) * heads * _FP32
     yield Stream("before", "LSE, delta", stored=size, once=size)
     if config.zero_dq is not None:
-        size = _sum_rows(config.zero_dq, config, p) * heads * p.head_dim * _FP32
+        size = _sums(config.zero_dq, config, p) * _FP32
         yield Stream("before", "dQ sums", stored=size, once=size)
 
 
 def _postprocess(config: PostprocessConfig, problem: AttnProblem) -> Iterator[Stream]:
-    p, row = problem, problem.batch * problem.heads_q * problem.head_dim
-    gradient = p.seqlen_q * row * p.dtype.itemsize
+    p, heads = problem, problem.batch * problem.heads_q
+    gradient = heads * p.seqlen_q * p.head_dim * p.dtype.itemsize
     rows = p.seqlen_q
-    if config.order is AccumulatorOrder.FRAGMENTS:
-        # Read in pairs of rows, eight apart; the second may be past the end.
-        groups, rest = divmod(p.seqlen_q, 2 * _ROW_PAIRS)
-        rows = 2 * (groups * _ROW_PAIRS + min(rest, _ROW_PAIRS))
-    sums = rows * row * _FP32
+    if config.order is not AccumulatorOrder.ROWS:
+        # Read in pairs of rows, so far apart; the second may be past the end.
+        apart = _ROWS_APART[config.order]
+        pairs, rest = divmod(p.seqlen_q, 2 * apart)
+        rows = 2 * (pairs * apart + min(rest, apart))
+    sums = heads * rows * config.order.columns(p.head_dim) * _FP32
     yield Stream("after", "dQ sums", loaded=sums, once=sums)
     yield Stream("after", "dQ", stored=gradient, once=gradient)
 
@@ -226,13 +229,13 @@ def _rows(ranges: Iterable[BlockRange], tile: int, length: int) -> int:
     return sum(min(found.end * tile, length) - found.begin * tile for found in ranges)
 
 
-def _sum_rows(
+def _sums(
     order: AccumulatorOrder, config: PreprocessConfig | MainConfig, problem: AttnProblem
 ) -> int:
-    """Rows of a head in the accumulator of dQ."""
-    if order is AccumulatorOrder.ROWS:
-        return problem.seqlen_q
-    return _padded_rows(config, problem)
+    """Values in the accumulator of dQ."""
+    p = problem
+    rows = p.seqlen_q if order is AccumulatorOrder.ROWS else _padded_rows(config, p)
+    return p.batch * p.heads_q * rows * order.columns(p.head_dim)
 
 
 def _padded_rows(config: PreprocessConfig | MainConfig, problem: AttnProblem) -> int:

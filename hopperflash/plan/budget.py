@@ -181,7 +181,8 @@ def _forward_phases(config: ForwardConfig) -> tuple[RegisterPhase, ...]:
 def _backward_phases(config: BackwardConfig) -> tuple[RegisterPhase, ...]:
     """dV and dK stay throughout; S and dP make room for P, dS and dQ.
 
-    Where all warpgroups compute dQ, P is not yet dead.
+    Where all warpgroups compute dQ, P is not yet dead. Of parts of its transpose the second waits
+    for dK, so that dS is dead; ptxas never lets the third take the place of the first.
     """
     c = config
     kept = (
@@ -189,12 +190,15 @@ def _backward_phases(config: BackwardConfig) -> tuple[RegisterPhase, ...]:
         ("acc_dK", _accumulator(c.tile_n, c.head_dim, c)),
     )
     acc_S = _accumulator(c.tile_n, c.tile_m, c)
-    acc_dQ = c.tile_m * c.head_dim // (WARPGROUP_THREADS * c.dq_warpgroups)
+    rows, columns = c.dq_tile
+    acc_dQ = rows * columns // (WARPGROUP_THREADS * (1 if c.dq_swap_ab else c.dq_warpgroups))
+    parts = len(c.dq_parts(0))
     dS = acc_S // 2 if c.p_operand is POperand.REGISTERS else 0
     P = dS if c.dq_alike else 0
     return (
         RegisterPhase("softmax", (*kept, ("acc_S", acc_S), ("acc_dP", acc_S))),
         RegisterPhase("GEMM", (*kept, ("acc_dQ", acc_dQ), ("P", P), ("dS", dS))),
+        RegisterPhase("dQ", (*kept, ("acc_dQ", parts * acc_dQ))),
     )
 
 

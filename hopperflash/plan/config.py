@@ -37,6 +37,12 @@ class AccumulatorOrder(Enum):
 
     ROWS = "rows"  # (batch, seqlen_q, heads_q, head_dim)
     FRAGMENTS = "fragments"  # tiles of queries, each in the order of `kernels.common.fragments`
+    TRANSPOSED = "transposed"  # the same of dQ^T
+
+    def columns(self, head_dim: int) -> int:
+        """Columns of dQ that have a place: of the transpose whole fragments."""
+        step = MMA_ROWS if self is AccumulatorOrder.TRANSPOSED else 1
+        return -(-head_dim // step) * step
 
 
 @dataclass(frozen=True)
@@ -91,9 +97,10 @@ class BackwardConfig:
 
     S^T, dP^T, dV and dK have keys as their rows. `key_warpgroups` of the `consumer_warpgroups` are
     stacked along those rows and the others split the columns; only where all are stacked can P^T
-    and dS^T be operands from registers. dQ is the work of the first `dq_warpgroups`. Q and dO have
-    `stages`; registers are per thread of each role. Where Q and K do not have all columns of the
-    padded head_dim (`exact_head_dim`), dQ's last are not added.
+    and dS^T be operands from registers. dQ is the work of the first `dq_warpgroups`; with
+    `dq_swap_ab` it is dQ^T = K^T dS^T, of which they take 64 rows (head dims) in turns. Q and dO
+    have `stages`; registers are per thread of each role. Where Q and K do not have all columns of
+    the padded head_dim (`exact_head_dim`), dQ's last are not added.
     """
 
     tile_m: int
@@ -106,6 +113,7 @@ class BackwardConfig:
     registers_producer: int
     registers_consumer: int
     stages: int = 2
+    dq_swap_ab: bool = False
     deterministic: bool = False
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
     scheduler: Scheduler = Scheduler.SINGLE
@@ -130,7 +138,7 @@ class BackwardConfig:
     @property
     def accumulator_order(self) -> AccumulatorOrder:
         """A thread adds four neighbouring values by one instruction."""
-        return AccumulatorOrder.FRAGMENTS
+        return AccumulatorOrder.TRANSPOSED if self.dq_swap_ab else AccumulatorOrder.FRAGMENTS
 
     @property
     def p_operand(self) -> POperand:
@@ -146,12 +154,27 @@ class BackwardConfig:
     @property
     def query_shares(self) -> int:
         """Into how many parts warpgroups split the columns of dQ, once stacked along its rows."""
+        if self.dq_swap_ab:
+            return 1
         return max(1, self.dq_warpgroups * WGMMA_ROWS // self.tile_m)
+
+    @property
+    def dq_tile(self) -> tuple[int, int]:
+        """(rows, columns) of dQ, or of a part of dQ^T."""
+        return (WGMMA_ROWS, self.tile_m) if self.dq_swap_ab else (self.tile_m, self.head_dim)
+
+    def dq_parts(self, warpgroup: int) -> tuple[int, ...]:
+        """Which parts of dQ^T a consumer warpgroup computes; all of dQ is part 0."""
+        if warpgroup >= self.dq_warpgroups or not self.needs("dq"):
+            return ()
+        parts = self.head_dim // WGMMA_ROWS if self.dq_swap_ab else 1
+        return tuple(range(warpgroup, parts, self.dq_warpgroups)) if self.dq_swap_ab else (0,)
 
     @property
     def dq_alike(self) -> bool:
         """Whether all consumer warpgroups do the same."""
-        return self.dq_warpgroups == self.consumer_warpgroups or not self.needs("dq")
+        all_compute = self.dq_warpgroups == self.consumer_warpgroups and not self.dq_swap_ab
+        return all_compute or not self.needs("dq")
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,9 @@ def _backward_gemms(config: BackwardConfig) -> tuple[Gemm, ...]:
         gemms += [Gemm("dV += P^T dO", n, dv, m, in_registers, shares)]
     if c.needs("dk"):
         gemms += [Gemm("dK += dS^T Q", n, d, m, in_registers, shares)]
-    if c.needs("dq"):
+    if c.needs("dq") and c.dq_swap_ab:
+        gemms += [Gemm("dQ^T = K^T dS^T", d, m, n)]
+    elif c.needs("dq"):
         gemms += [Gemm("dQ = dS K", m, d, n, shares=c.query_shares)]
     return tuple(gemms)
 

@@ -301,7 +301,8 @@ def _accumulator_shape(
 ) -> tuple[int, ...]:
     if config.accumulator_order is AccumulatorOrder.ROWS:
         return _results(problem, ("dq",))[0].shape
-    return (problem.batch, problem.heads_q, query_blocks, config.tile_m * problem.head_dim)
+    columns = config.accumulator_order.columns(problem.head_dim)
+    return (problem.batch, problem.heads_q, query_blocks, config.tile_m * columns)
 
 
 def _scalars(problem: AttnProblem, most: int, swizzle: int) -> tuple[tuple[str, float | int], ...]:

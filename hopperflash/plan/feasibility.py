@@ -26,7 +26,6 @@ from hopperflash.problem import DType
 # The K extent of one 16-bit wgmma, so the step of every contracted size, and 32 bytes, so that of
 # the narrowest swizzle.
 WGMMA_K = 16
-WGMMA_N_STEP = 8
 WGMMA_N_MAX = 256
 TMA_BOX_MAX = 256
 SWIZZLE_ROWS = 8  # after which the pattern of a swizzle repeats
@@ -78,19 +77,31 @@ def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
             f"tile_n {c.tile_n} is not {WGMMA_ROWS * c.key_warpgroups}: {c.key_warpgroups}"
             f" warpgroups of {WGMMA_ROWS} keys (wgmma)"
         )
-    row_blocks, workers = c.tile_m // WGMMA_ROWS, c.dq_warpgroups
-    if c.tile_m % WGMMA_ROWS or not row_blocks:
-        reasons.append(f"tile_m {c.tile_m} is not a multiple of {WGMMA_ROWS}: dQ's rows (wgmma)")
-    elif workers % row_blocks:
-        reasons.append(
-            f"tile_m {c.tile_m} is {row_blocks} times {WGMMA_ROWS} rows of dQ, which"
-            f" cannot be shared evenly by the warpgroups that compute it: {workers}"
-        )
-    reasons += _size_reasons("tile_m", c.tile_m, c.key_shares, WGMMA_N_STEP)
+    reasons += _dq_reasons(c)
+    # Columns of S^T, a swizzle of which no two warpgroups share, and the depth of dV and dK.
+    reasons += _size_reasons("tile_m", c.tile_m, c.key_shares, WGMMA_K)
     shares_dq = max(c.key_shares, c.query_shares)
     reasons += _size_reasons("head_dim", c.head_dim, shares_dq, WGMMA_K)
     reasons += _size_reasons("head_dim_v", c.head_dim_v, c.key_shares, WGMMA_K)
     return [*reasons, *_box_reasons("tile_n", c.tile_n), *_box_reasons("tile_m", c.tile_m)]
+
+
+def _dq_reasons(config: BackwardConfig) -> list[str]:
+    """Rows of dQ are queries, of dQ^T head dims."""
+    c = config
+    if c.dq_swap_ab:
+        if c.head_dim % WGMMA_ROWS == 0:
+            return []
+        return [f"head_dim {c.head_dim} is not a multiple of {WGMMA_ROWS}: dQ^T's rows (wgmma)"]
+    row_blocks, workers = c.tile_m // WGMMA_ROWS, c.dq_warpgroups
+    if c.tile_m % WGMMA_ROWS or not row_blocks:
+        return [f"tile_m {c.tile_m} is not a multiple of {WGMMA_ROWS}: dQ's rows (wgmma)"]
+    if workers % row_blocks:
+        return [
+            f"tile_m {c.tile_m} is {row_blocks} times {WGMMA_ROWS} rows of dQ, which"
+            f" cannot be shared evenly by the warpgroups that compute it: {workers}"
+        ]
+    return []
 
 
 def _size_reasons(name: str, size: int, shares: int, step: int) -> list[str]:

@@ -44,7 +44,7 @@ class ForwardTile:
 @dataclass(frozen=True)
 class BackwardTile:
     """One row of the backward table; `key_warpgroups` of the two consumers stack along the keys,
-    `dq_warpgroups` compute dQ."""
+    `dq_warpgroups` compute dQ, or with `dq_swap_ab` its transpose."""
 
     head_dim: int
     head_dim_v: int
@@ -55,6 +55,7 @@ class BackwardTile:
     dq_warpgroups: int
     stages: int
     source: str
+    dq_swap_ab: bool = False
     capped: bool = True
     searched: str = ""
 
@@ -81,7 +82,8 @@ BACKWARD_TILES = (
     BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap, or packed in order, would spill at 128"),
     BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 queries would need 248 registers"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
-    BackwardTile(192, 192, ANY, 64, 64, 1, 1, 2, "128 keys would need 296 registers"),
+    BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "most queries beside 128 keys", dq_swap_ab=True),
+    BackwardTile(192, 192, ANY, 96, 64, 1, 2, 2, "most queries beside 128 keys", dq_swap_ab=True),
     BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit"),
 )
 
@@ -139,5 +141,6 @@ def backward_config(tile: BackwardTile, head_dim: int, head_dim_v: int) -> Backw
         registers_producer=registers_producer,
         registers_consumer=registers_consumer,
         stages=tile.stages,
+        dq_swap_ab=tile.dq_swap_ab,
         exact_head_dim=head_dim == padded_head_dim(head_dim),
     )

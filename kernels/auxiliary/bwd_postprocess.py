@@ -24,7 +24,8 @@ _LANES_PER_PAIR = 8
 
 
 class BackwardPostprocess:
-    """A block of queries per CTA; every eight lanes have two rows, eight apart, at a time."""
+    """A block of queries per CTA; every eight lanes have two rows at a time: those of which a
+    fragment has values."""
 
     def __init__(self, config: PostprocessConfig, signature: Signature, dependent: bool = False):
         self.config = config
@@ -79,9 +80,10 @@ class BackwardPostprocess:
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
             pairs = config.threads // _LANES_PER_PAIR
-            for step in cutlass.range_constexpr(config.tile_m // 2 // pairs):
+            for step in cutlass.range_constexpr(-(-config.tile_m // (2 * pairs))):
                 pair = step * pairs + tidx // _LANES_PER_PAIR
-                self.one_pair(mAcc, mdQ, tile, pair, tidx % _LANES_PER_PAIR, scale)
+                if pair < config.tile_m // 2:
+                    self.one_pair(mAcc, mdQ, tile, pair, tidx % _LANES_PER_PAIR, scale)
 
     @cute.jit
     def one_pair(
@@ -95,36 +97,61 @@ class BackwardPostprocess:
     ):
         """Two rows of dQ; those that are no queries get zeros."""
         sequence = tile.sequence
-        row = pair // fragments.HALF * fragments.ROWS + pair % fragments.HALF
+        transposed = self.config.order is AccumulatorOrder.TRANSPOSED
+        # Rows between the two, and columns at a time.
+        apart, width = (1, fragments.ROWS) if transposed else (fragments.HALF, fragments.COLUMNS)
+        row = pair // apart * (2 * apart) + pair % apart
         first = tile.block * self.config.tile_m + row
         gdQ = sequence_rows(mdQ, tile.head, sequence.batch, sequence.q)
-        octets = gdQ.shape[1] // fragments.COLUMNS
-        for octet in cutlass.range(lane, octets, _LANES_PER_PAIR, unroll=1):
-            sums = cute.make_rmem_tensor(
-                cute.make_ordered_layout((2, fragments.COLUMNS), (1, 0)), Float32
-            )
+        for part in cutlass.range(
+            lane, cute.ceil_div(gdQ.shape[1], width), _LANES_PER_PAIR, unroll=1
+        ):
+            sums = cute.make_rmem_tensor(cute.make_ordered_layout((2, width), (1, 0)), Float32)
             sums.fill(0.0)
-            if cutlass.const_expr(self.config.order is AccumulatorOrder.FRAGMENTS):
-                if first < sequence.seqlens.q:
-                    block = first_padded_block(sequence, self.packed, self.config.tile_m)
-                    gAcc = fragments.tile_fragments(
-                        mAcc[sequence.batch, tile.head, block + tile.block, None],
-                        octets,
-                        self.config.tile_m,
-                    )
-                    fragments.load_row_pair(sums, gAcc, row, octet)
+            if first < sequence.seqlens.q:
+                self.load_sums(sums, mAcc, tile, row, part)
             for half in cutlass.range_constexpr(2):
-                this_row = first + half * fragments.HALF
-                if cutlass.const_expr(self.config.order is AccumulatorOrder.ROWS):
-                    if this_row < sequence.seqlens.q:
-                        gAcc = sequence_rows(mAcc, tile.head, sequence.batch, sequence.q)
-                        cute.autovec_copy(octet_of(gAcc[this_row, None], octet), sums[half, None])
+                this_row = first + half * apart
                 if this_row < sequence.q.count:
-                    x = cute.make_rmem_tensor(fragments.COLUMNS, self.dtype)
-                    x.store((sums[half, None].load() * scale).to(self.dtype))
-                    cute.autovec_copy(x, octet_of(gdQ[this_row, None], octet))
+                    self.store_row(gdQ[this_row, None], sums[half, None], part, scale)
+
+    @cute.jit
+    def load_sums(
+        self, sums: cute.Tensor, mAcc: cute.Tensor, tile: AssignedTile, row: Int32, part: Int32
+    ):
+        """So many columns of the two rows of which `row`, in the tile, is the first."""
+        config, sequence = self.config, tile.sequence
+        if cutlass.const_expr(config.order is AccumulatorOrder.ROWS):
+            gAcc = sequence_rows(mAcc, tile.head, sequence.batch, sequence.q)
+            for half in cutlass.range_constexpr(2):
+                this_row = tile.block * config.tile_m + row + half * fragments.HALF
+                if this_row < sequence.seqlens.q:
+                    cute.autovec_copy(octet_of(gAcc[this_row, None], part), sums[half, None])
+        else:
+            block = first_padded_block(sequence, self.packed, config.tile_m) + tile.block
+            gAcc = mAcc[sequence.batch, tile.head, block, None]
+            columns = cute.size(gAcc) // config.tile_m
+            if cutlass.const_expr(config.order is AccumulatorOrder.TRANSPOSED):
+                octets, groups = config.tile_m // fragments.COLUMNS, columns // fragments.ROWS
+                tiles = fragments.tile_fragments(gAcc, octets, groups)
+                fragments.load_column_pair(sums, tiles, row, part)
+            else:
+                octets, groups = columns // fragments.COLUMNS, config.tile_m // fragments.ROWS
+                tiles = fragments.tile_fragments(gAcc, octets, groups)
+                fragments.load_row_pair(sums, tiles, row, part)
+
+    @cute.jit
+    def store_row(self, gRow: cute.Tensor, sums: cute.Tensor, part: Int32, scale: Float32):
+        """So many columns of a row, as far as there are that many."""
+        octets_of_part = cute.size(sums) // fragments.COLUMNS
+        for i in cutlass.range_constexpr(octets_of_part):
+            octet = part * octets_of_part + i
+            if octet * fragments.COLUMNS < cute.size(gRow):
+                x = cute.make_rmem_tensor(fragments.COLUMNS, self.dtype)
+                x.store((octet_of(sums, i).load() * scale).to(self.dtype))
+                cute.autovec_copy(x, octet_of(gRow, octet))
 
 
-def octet_of(row: cute.Tensor, octet: Int32) -> cute.Tensor:
+def octet_of(row: cute.Tensor, octet: Any) -> cute.Tensor:
     """Eight neighbouring columns of a row."""
     return cute.logical_divide(row, cute.make_layout(fragments.COLUMNS))[None, octet]

@@ -113,7 +113,7 @@ class BackwardPreprocess:
         tile = first_tile(single_tiles(tiles))
         if tile.block >= 0:
             tidx, _, _ = cute.arch.thread_idx()
-            if cutlass.const_expr(config.zero_dq is AccumulatorOrder.FRAGMENTS):
+            if cutlass.const_expr(config.zero_dq not in {None, AccumulatorOrder.ROWS}):
                 self.zero_tile(tensors.mdQ, tile, tidx)
             rows = config.threads // _LANES_PER_ROW
             for step in cutlass.range_constexpr(config.tile_m // rows):

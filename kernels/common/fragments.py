@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64
 
@@ -20,12 +21,12 @@ OCTET_BYTES = ROWS * COLUMNS * 4
 
 
 def tile_fragments(
-    gX: cute.Tensor,  # (tile_m head_dim,) fp32
-    octets: Any,  # head_dim / 8
-    tile_m: Constexpr[int],
+    gX: cute.Tensor,  # (rows columns,) fp32
+    octets: Any,  # columns / 8
+    groups: Any,  # rows / 16
 ) -> cute.Tensor:
     """(values, lanes, octets of columns, groups of rows) of a tile."""
-    shape = (_VALUES, cute.arch.WARP_SIZE, octets, tile_m // ROWS)
+    shape = (_VALUES, cute.arch.WARP_SIZE, octets, groups)
     return cute.make_tensor(gX.iterator, cute.make_layout(shape))
 
 
@@ -45,6 +46,24 @@ def load_row_pair(
     # (row, (column of a pair, lane))
     pair = cute.make_layout((2, (2, lanes)), stride=(2, (1, _VALUES)))
     sums.store(cute.make_tensor(values.iterator, pair).load())
+
+
+@cute.jit
+def load_column_pair(
+    sums: cute.Tensor,  # (2, 16) out
+    gX: cute.Tensor,  # `tile_fragments`
+    column: Int32,  # in the tile, even
+    group: Int32,
+):
+    """A group of rows of a column, and of the next one."""
+    lanes = COLUMNS // 2
+    for row in cutlass.range_constexpr(HALF):
+        values = cute.make_rmem_tensor(_VALUES, gX.element_type)
+        lane = row * lanes + column % COLUMNS // 2
+        cute.autovec_copy(gX[None, lane, column // COLUMNS, group], values)
+        for half in cutlass.range_constexpr(2):
+            sums[0, row + half * HALF] = values[2 * half]
+            sums[1, row + half * HALF] = values[2 * half + 1]
 
 
 def by_octet(acc: cute.Tensor) -> cute.Tensor:

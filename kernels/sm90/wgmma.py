@@ -104,6 +104,15 @@ def at_offset(fragment: cute.Tensor, offset: Int32) -> cute.Tensor:
     return cute.make_tensor(fragment.iterator, offsets)[None, None, None, offset]
 
 
+def row_block(fragment: cute.Tensor, block: int) -> cute.Tensor:
+    """(MMA, 1, MMA_K) of an operand (MMA, MMA_M, MMA_K)."""
+    part = fragment[None, block, None]
+    (atom, k), (atom_stride, k_stride) = part.shape, part.stride
+    return cute.make_tensor(
+        part.iterator, cute.make_layout((atom, 1, k), stride=(atom_stride, 0, k_stride))
+    )
+
+
 @cute.jit
 def gemm(
     mma: cute.TiledMma,

@@ -36,6 +36,7 @@ class AddContext:
     """What the warps that add dQ need."""
 
     config: Constexpr[BackwardConfig]
+    parts: Constexpr[tuple[int, ...]]  # `BackwardConfig.dq_parts` of their warpgroup
     band: Band
     mdQ: cute.Tensor  # (batch, heads_q, query blocks, tile_m head_dim) fp32
     mTurn: cute.Tensor  # (batch, heads_q, query blocks) int32
@@ -47,9 +48,7 @@ def thread_sums(ctx: AddContext, tile: KeyTile, head: Int32):
     """Where this thread's part of the first query tile of a head is summed."""
     config = ctx.config
     gdQ = fragments.tile_fragments(
-        ctx.mdQ[tile.sequence.batch, head, tile.first_padded_block, None],
-        octets_of(ctx),
-        config.tile_m,
+        ctx.mdQ[tile.sequence.batch, head, tile.first_padded_block, None], *extent(ctx)
     )
     group, share, lane = thread_place(config, ctx.consumer_tidx)
     return anew(gdQ[None, lane, share * octets_of_share(config), group].iterator.toint())
@@ -74,28 +73,42 @@ def next_turn(ctx: AddContext, tile: KeyTile, head: Int32, m_block: Int32, count
 
 
 @cute.jit
-def add_dQ(ctx: AddContext, first_tile: Int64, m_block: Int32, acc_dQ: cute.Tensor):
-    """dQ[m_block] += acc_dQ; `first_tile` as of `thread_sums`."""
+def add_dQ(
+    ctx: AddContext,
+    first_tile: Int64,  # as of `thread_sums`
+    m_block: Int32,
+    acc_dQ: cute.Tensor,
+    part: Constexpr[int],
+):
+    """dQ[m_block] += acc_dQ, of which it may be a part."""
     config = ctx.config
-    octets = octets_of(ctx)
-    tile_bytes = octets * (config.tile_m // fragments.ROWS) * fragments.OCTET_BYTES
-    address = first_tile + Int64(m_block) * tile_bytes
+    octets, groups = extent(ctx)
+    address = first_tile + Int64(m_block) * (octets * groups * fragments.OCTET_BYTES)
     rdQ = fragments.by_octet(acc_dQ)
-    _, share, _ = thread_place(config, ctx.consumer_tidx)
+    group, share, _ = thread_place(config, ctx.consumer_tidx)
+    groups_before = part * config.dq_tile[0] // fragments.ROWS
+    octets_before = groups_before * octets if part else 0
     for i in cutlass.range_constexpr(cute.size(rdQ, mode=[1])):
+        octet = octets_before + i
         if cutlass.const_expr(config.exact_head_dim):
-            fragments.add_values(address, i, rdQ[None, i])
+            fragments.add_values(address, octet, rdQ[None, i])
+        elif cutlass.const_expr(config.dq_swap_ab):
+            if groups_before + group < groups:
+                fragments.add_values(address, octet, rdQ[None, i])
         else:
             if share * octets_of_share(config) + i < octets:
-                fragments.add_values(address, i, rdQ[None, i])
+                fragments.add_values(address, octet, rdQ[None, i])
 
 
-def octets_of(ctx: AddContext) -> Any:
-    """head_dim / 8; of the padded one, if that is exact."""
+def extent(ctx: AddContext) -> tuple[Any, Any]:
+    """(octets of columns, groups of rows) of a tile of dQ, or of dQ^T. Head dims are the padded
+    ones, if those are exact."""
     config = ctx.config
-    if config.exact_head_dim:
-        return config.head_dim // fragments.COLUMNS
-    return ctx.mdQ.shape[3] // (config.tile_m * fragments.COLUMNS)
+    head_dim = config.head_dim if config.exact_head_dim else ctx.mdQ.shape[3] // config.tile_m
+    rows, columns = (
+        (head_dim, config.tile_m) if config.dq_swap_ab else (config.tile_m, head_dim)
+    )
+    return columns // fragments.COLUMNS, rows // fragments.ROWS
 
 
 def octets_of_share(config: BackwardConfig) -> int:
@@ -104,7 +117,9 @@ def octets_of_share(config: BackwardConfig) -> int:
 
 
 def thread_place(config: BackwardConfig, consumer_tidx: Int32) -> tuple[Int32, Any, Int32]:
-    """(group of rows, share of the columns, lane) of a thread's part of dQ."""
+    """(group of rows, share of the columns, lane) of a thread's part of a tile."""
+    if config.dq_swap_ab:
+        consumer_tidx &= wgmma.THREADS_PER_WARPGROUP - 1
     warp, lane = consumer_tidx >> 5, consumer_tidx & (cute.arch.WARP_SIZE - 1)
     if config.query_shares == 1:
         return warp, 0, lane

@@ -83,7 +83,7 @@ class ConsumerContext:
     walk: Walk
     group: Int32  # query heads a key head
     mma: MmaContext
-    add: AddContext
+    add: Any  # AddContext, or None for a warpgroup that leaves dQ to others
     epilogue: EpilogueContext
 
 
@@ -171,7 +171,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
             wgmma.tiled_mma(dtype, (n, d), p_source, mn_major, column_warpgroups=columns),
             wgmma.tiled_mma(
                 dtype,
-                (config.tile_m, d),
+                config.dq_tile,
                 smem,
                 mn_major,
                 a_major=mn_major,
@@ -262,7 +262,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                     consumer_tidx=consumer_tidx,
                     scales=scales,
                 ),
-                add=AddContext(config, band, tensors.mdQ, tensors.mTurn, consumer_tidx),
+                add=AddContext(config, (), band, tensors.mdQ, tensors.mTurn, consumer_tidx),
                 epilogue=EpilogueContext(
                     config=config,
                     packed=self.packed,
@@ -276,36 +276,30 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                 ),
             )
             if cutlass.const_expr(config.dq_alike):
-                for_each_tile(walk, compute, consumer, first_states(config))
-            elif consumer_tidx < config.dq_warpgroups * wgmma.THREADS_PER_WARPGROUP:
-                for_each_tile(walk, compute, consumer, first_states(config))
+                for_each_tile(walk, compute, that_adds(consumer, 0), first_states(config))
+            elif consumer_tidx < wgmma.THREADS_PER_WARPGROUP:
+                for_each_tile(walk, compute, that_adds(consumer, 0), first_states(config))
             else:
-                for_each_tile(walk, compute_without_dQ, consumer, first_states(config))
+                for_each_tile(walk, compute, that_adds(consumer, 1), first_states(config))
+
+
+def that_adds(ctx: ConsumerContext, warpgroup: int) -> ConsumerContext:
+    """What one of the warpgroups needs, which may leave dQ to others."""
+    parts = ctx.mma.config.dq_parts(warpgroup)
+    return replace(ctx, add=replace(ctx.add, parts=parts) if parts else None)
 
 
 @cute.jit
 def compute(ctx: ConsumerContext, assigned: AssignedTile, states: States):
-    """A consumer warpgroup's part of a key tile."""
-    return compute_tile(ctx, assigned, states, adds_dQ=ctx.mma.config.needs("dq"))
-
-
-@cute.jit
-def compute_without_dQ(ctx: ConsumerContext, assigned: AssignedTile, states: States):
-    """The same of a warpgroup that leaves dQ to another."""
-    return compute_tile(ctx, assigned, states, adds_dQ=False)
-
-
-@cute.jit
-def compute_tile(
-    ctx: ConsumerContext, assigned: AssignedTile, states: States, adds_dQ: Constexpr[bool]
-):
-    """Five GEMMs or four per query tile, then dK and dV."""
+    """A consumer warpgroup's part of a key tile: GEMMs per query tile, then dK and dV."""
     config, ring_KV = ctx.mma.config, ctx.mma.pipelines.KV
     consumer_tidx = ctx.mma.consumer_tidx
     if cutlass.const_expr(config.scheduler is Scheduler.PERSISTENT):
         consumer_tidx = anew(consumer_tidx)
     mma_context = replace(ctx.mma, consumer_tidx=consumer_tidx)
-    add_context = replace(ctx.add, consumer_tidx=consumer_tidx) if adds_dQ else None
+    add_context = None
+    if cutlass.const_expr(ctx.add is not None):
+        add_context = replace(ctx.add, consumer_tidx=consumer_tidx)
     acc_dK, acc_dV, states = mma(mma_context, add_context, key_tile_of(ctx, assigned), states)
     # Asked for anew, so that it is not live in the loop over query tiles.
     finished = key_tile_of(ctx, tile_number(ctx.walk, assigned.number))

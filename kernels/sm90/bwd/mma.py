@@ -3,7 +3,7 @@
 S^T  = K Q^T             P^T  = 2^(c S^T - LSE)
 dP^T = V dO^T            dS^T = P^T (dP^T - delta)
 dV  += P^T dO
-dQ   = dS K              added to fp32 sums in global memory (`add_dq`)
+dQ   = dS K              added to fp32 sums in global memory (`add_dq`); or dQ^T = K^T dS^T
 dK  += dS^T Q
 """
 
@@ -46,7 +46,7 @@ class TiledMmas(NamedTuple):
     St: cute.TiledMma  # (tile_n, tile_m): S^T and dP^T
     dV: cute.TiledMma  # (tile_n, head_dim_v)
     dK: cute.TiledMma  # (tile_n, head_dim)
-    dQ: cute.TiledMma  # (tile_m, head_dim)
+    dQ: cute.TiledMma  # (tile_m, head_dim), or 64s of head dims by tile_m
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
     config, smem, mmas = ctx.config, ctx.smem, ctx.mmas
     warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
 
-    def operand_A(mma: cute.TiledMma, sX: Any) -> Any:
-        wg_mma = wgmma.warpgroup_slice(mma, warpgroup_idx)
+    def operand_A(mma: cute.TiledMma, sX: Any, warpgroup: Any = warpgroup_idx) -> Any:
+        wg_mma = wgmma.warpgroup_slice(mma, warpgroup)
         return wg_mma.make_fragment_A(wg_mma.partition_A(sX))
 
-    def operand_B(mma: cute.TiledMma, sX: Any) -> Any:
-        wg_mma = wgmma.warpgroup_slice(mma, warpgroup_idx)
+    def operand_B(mma: cute.TiledMma, sX: Any, warpgroup: Any = warpgroup_idx) -> Any:
+        wg_mma = wgmma.warpgroup_slice(mma, warpgroup)
         return wg_mma.make_fragment_B(wg_mma.partition_B(sX))
 
     def accumulator(mma: cute.TiledMma, head_dim: int) -> cute.Tensor:
@@ -164,6 +164,11 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
         return acc
 
     shared_P = config.p_operand is POperand.SHARED
+    tdQrdS = tdQrKt = None
+    if adds_dQ and config.dq_swap_ab:
+        tdQrdS, tdQrKt = operand_B(mmas.dQ, smem.sdS, 0), operand_A(mmas.dQ, smem.sKt, 0)
+    elif adds_dQ:
+        tdQrdS, tdQrKt = operand_A(mmas.dQ, smem.sdS), operand_B(mmas.dQ, smem.sKt)
     return Fragments(
         tSrK=operand_A(mmas.St, smem.sK),
         tSrQ=operand_B(mmas.St, smem.sQ),
@@ -173,8 +178,8 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
         tdVrdOt=operand_B(mmas.dV, smem.sdOt),
         tdKrdSt=operand_A(mmas.dK, smem.sdSt) if shared_P else None,
         tdKrQt=operand_B(mmas.dK, smem.sQt),
-        tdQrdS=operand_A(mmas.dQ, smem.sdS) if adds_dQ else None,
-        tdQrKt=operand_B(mmas.dQ, smem.sKt) if adds_dQ else None,
+        tdQrdS=tdQrdS,
+        tdQrKt=tdQrKt,
         acc_dV=accumulator(mmas.dV, config.head_dim_v),
         acc_dK=accumulator(mmas.dK, config.head_dim),
     )
@@ -249,6 +254,7 @@ def multiply_scores(
 
     Where all warpgroups have a part of dQ, it leaves while dK is computed. One that has all of it
     needs the registers of P, and computes it last, while the other begins with the next step.
+    Of parts of the transpose one leaves while the next is computed.
     """
     ctx, fragments = head.mma, head.fragments
     config, mmas, stage = ctx.config, ctx.mmas, states.Q.index
@@ -256,35 +262,51 @@ def multiply_scores(
     if cutlass.const_expr(config.p_operand is POperand.SHARED):
         tdVrPt, tdKrdSt = (wgmma.at_offset(t, nowhere) for t in operands)
     tdVrdOt, tdKrQt = (t[None, None, None, stage] for t in (fragments.tdVrdOt, fragments.tdKrQt))
-    acc_dQ = cute.make_rmem_tensor(
-        mmas.dQ.partition_shape_C((config.tile_m, config.head_dim)), Float32
-    )
     adds, alike = head.add is not None, config.dq_alike
-    tdQrdS, tdQrKt = fragments.tdQrdS, fragments.tdQrKt
-    if cutlass.const_expr(adds):
-        tdQrdS, tdQrKt = wgmma.at_offset(tdQrdS, nowhere), wgmma.at_offset(tdQrKt, nowhere)
     if cutlass.const_expr(config.needs("dv")):
         wgmma.gemm(mmas.dV, fragments.acc_dV, tdVrPt, tdVrdOt, accumulate=True)
     if cutlass.const_expr(adds and alike):
-        wgmma.gemm(mmas.dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
+        acc_dQ = multiply_dQ(head, nowhere, 0)
     if cutlass.const_expr(config.needs("dk")):
         wgmma.gemm(mmas.dK, fragments.acc_dK, tdKrdSt, tdKrQt, accumulate=True)
     if cutlass.const_expr(adds and alike):
         counter = next_turn(head.add, head.tile, head.number, m_block, counter)
         warpgroup.wait_group(1 if config.needs("dk") else 0)
-        add_dQ(head.add, head.sums, m_block, acc_dQ)
+        add_dQ(head.add, head.sums, m_block, acc_dQ, 0)
     if cutlass.const_expr(adds and not alike):
+        parts = head.add.parts
         warpgroup.wait_group(1 if config.needs("dk") else 0)
-        wgmma.gemm(mmas.dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
+        acc_dQ = multiply_dQ(head, nowhere, parts[0])
         counter = next_turn(head.add, head.tile, head.number, m_block, counter)
         warpgroup.wait_group(1)
         ctx.pipelines.Q.consumer_release(states.Q)
+        for i in cutlass.range_constexpr(1, len(parts)):
+            next_dQ = multiply_dQ(head, nowhere, parts[i])
+            warpgroup.wait_group(1)
+            add_dQ(head.add, head.sums, m_block, acc_dQ, parts[i - 1])
+            acc_dQ = next_dQ
         warpgroup.wait_group(0)
-        add_dQ(head.add, head.sums, m_block, acc_dQ)
+        add_dQ(head.add, head.sums, m_block, acc_dQ, parts[-1])
     else:
         warpgroup.wait_group(0)
         ctx.pipelines.Q.consumer_release(states.Q)
     return counter
+
+
+@cute.jit
+def multiply_dQ(head: HeadContext, nowhere: Int32, part: Constexpr[int]):
+    """dQ = dS K, or a part of dQ^T = K^T dS^T: in flight."""
+    mma_dQ, config = head.mma.mmas.dQ, head.mma.config
+    acc_dQ = cute.make_rmem_tensor(mma_dQ.partition_shape_C(config.dq_tile), Float32)
+    tdQrdS, tdQrKt = (
+        wgmma.at_offset(t, nowhere) for t in (head.fragments.tdQrdS, head.fragments.tdQrKt)
+    )
+    if cutlass.const_expr(config.dq_swap_ab):
+        tdQrKt = wgmma.row_block(tdQrKt, part)
+        wgmma.gemm(mma_dQ, acc_dQ, tdQrKt, tdQrdS, accumulate=False)
+    else:
+        wgmma.gemm(mma_dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
+    return acc_dQ
 
 
 @cute.jit
