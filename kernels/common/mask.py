@@ -11,6 +11,7 @@ from .layouts import mn_view
 from .work import anew
 
 _OCTET, _PAIR = 8, 2  # a thread of an accumulator has two of every eight columns
+_ROWS_APART = 8  # and rows in pairs
 _CHUNK = 24  # columns whose bits are in one register; a shift by its whole width is undefined
 _PAST_ANY_TILE = 256  # queries of the last tile may lie past the end by less than this
 
@@ -79,11 +80,11 @@ def mask_scores_by_compares(
 def columns_before(limit: Int32, run: Constexpr[int] = _OCTET, period: Constexpr[int] = _OCTET):
     """How many columns of a thread come before one of the tile's.
 
-    A thread has the first two of each octet, of the octets of a run in each period. Outside the
-    tile the count is below 0, or as many as there are, or more.
+    A thread has the first two of each octet, of the octets of a run in each period, a power of 2.
+    Outside the tile the count goes on, below 0 or above as many as there are.
     """
-    inside = min(limit % period, run)
-    pairs = limit // period * (run // _OCTET) + inside // _OCTET
+    inside = min(limit & (period - 1), run)
+    pairs = (limit >> (period.bit_length() - 1)) * (run // _OCTET) + inside // _OCTET
     return pairs * _PAIR + min(inside % _OCTET, _PAIR)
 
 
@@ -114,6 +115,8 @@ def mask_transposed_scores(
     """Set the scores of invisible keys to -inf where keys are the rows: one range of columns each,
     empty for keys past the end.
 
+    The range of a pair's second row begins and ends an octet later, which is a pair of columns of
+    the thread if it has some of each octet: then one word serves both rows.
     Causal, keys past the end would be seen only by queries past the end, which weigh nothing.
     """
     acc_St_mn = mn_view(acc_St)
@@ -122,22 +125,24 @@ def mask_transposed_scores(
     thread_query = first_query + tScSt_mn[0, 0][1]
     columns = cute.size(acc_St_mn, mode=[1])
     pattern = column_pattern([t0ScSt_mn[0, c][1] for c in range(columns)])
-    for r in cutlass.range_constexpr(cute.size(acc_St_mn, mode=[0])):
-        key = first_key + tScSt_mn[r, 0][0]
+    sharers = 2 if pattern == (_OCTET, _OCTET) else 1
+    lead = _PAIR * (sharers - 1)  # columns before the first that a word has bits of
+    for pair in cutlass.range_constexpr(0, cute.size(acc_St_mn, mode=[0]), sharers):
+        key = first_key + tScSt_mn[pair, 0][0]
         queries = visible_queries(band, key, seqlens)
-        first_visible = queries.begin
-        if cutlass.const_expr(not band.causal):
-            if key >= seqlens.k:
-                first_visible = seqlens.q + _PAST_ANY_TILE
-        begin = columns_before(first_visible - thread_query, *pattern)
+        begin = columns_before(queries.begin - thread_query, *pattern)
         end = columns_before(queries.end - thread_query, *pattern)
-        for first in cutlass.range_constexpr(0, columns, _CHUNK):
-            visible = ~low_bits(begin - first)
+        for first in cutlass.range_constexpr(0, columns, _CHUNK - lead):
+            word = ~low_bits(begin + lead - first)
             if cutlass.const_expr(band.window):
-                visible = visible & low_bits(end - first)
-            for i in cutlass.range_constexpr(min(_CHUNK, columns - first)):
-                c = first + i
-                acc_St_mn[r, c] = acc_St_mn[r, c] if visible & (1 << i) else -Float32.inf
+                word = word & low_bits(end + lead - first)
+            for half in cutlass.range_constexpr(sharers):
+                visible = word >> (lead - _PAIR * half)
+                if cutlass.const_expr(not band.causal):
+                    visible = visible if key + half * _ROWS_APART < seqlens.k else 0
+                for i in cutlass.range_constexpr(min(_CHUNK - lead, columns - first)):
+                    r, c = pair + half, first + i
+                    acc_St_mn[r, c] = acc_St_mn[r, c] if visible & (1 << i) else -Float32.inf
 
 
 @cute.jit

@@ -105,9 +105,7 @@ def extent(ctx: AddContext) -> tuple[Any, Any]:
     ones, if those are exact."""
     config = ctx.config
     head_dim = config.head_dim if config.exact_head_dim else ctx.mdQ.shape[3] // config.tile_m
-    rows, columns = (
-        (head_dim, config.tile_m) if config.dq_swap_ab else (config.tile_m, head_dim)
-    )
+    rows, columns = (head_dim, config.tile_m) if config.dq_swap_ab else (config.tile_m, head_dim)
     return columns // fragments.COLUMNS, rows // fragments.ROWS
 
 
