@@ -91,7 +91,8 @@ def _steps(kernel: KernelResources, config: MainConfig, itemsize: int) -> tuple[
 def _gemms(config: MainConfig) -> int:
     if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
         return _FORWARD_GEMMS
-    return _SCORE_GEMMS + len(config.gradients)
+    parts = config.dq_parts(0) if isinstance(config, BackwardConfig) else ()
+    return _SCORE_GEMMS + len(config.gradients) + len(parts[1:])
 
 
 def _dynamic_shared_memory(config: MainConfig, itemsize: int) -> int:

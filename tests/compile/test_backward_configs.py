@@ -110,8 +110,9 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     assert sass.count("HMMA") == 0
     # A GEMM is one group of instructions in flight, and those of S and dP share a fence: more mean
     # that ptxas serialised them.
-    loops, gemms = LOOPS[spec.signature.mask_kind], 1 + len(config.gradients)
-    fences = loops * gemms if config.dq_alike else loops * (gemms + gemms - 1)
+    loops, gemms = LOOPS[spec.signature.mask_kind], 1 + len({"dk", "dv"} & set(config.gradients))
+    warpgroups = 1 if config.dq_alike else config.consumer_warpgroups
+    fences = loops * sum(gemms + len(config.dq_parts(w)) for w in range(warpgroups))
     assert sass.count("WARPGROUP.ARRIVE") == fences
     # The wait for a turn, between GEMMs in flight, has one more.
     turns = loops if config.deterministic and not config.dq_alike else 0

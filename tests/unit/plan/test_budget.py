@@ -142,7 +142,7 @@ def test_forward_registers_by_hand():
 
 def test_backward_registers_by_hand():
     budget = registers(replace(STACKED, tile_m=128, dq_warpgroups=2), SM90)
-    softmax, gemm = budget.phases
+    softmax, gemm, _ = budget.phases
     assert softmax.fragments == (("acc_dV", 64), ("acc_dK", 64), ("acc_S", 64), ("acc_dP", 64))
     assert gemm.fragments == (
         ("acc_dV", 64),
@@ -155,10 +155,20 @@ def test_backward_registers_by_hand():
 
 
 def test_a_warpgroup_that_computes_dQ_alone_needs_no_registers_for_P():
-    _, gemm = registers(STACKED, SM90).phases
+    _, gemm, _ = registers(STACKED, SM90).phases
     assert gemm.fragments[2:] == (("acc_dQ", 64), ("P", 0), ("dS", 16))
-    _, gemm = registers(replace(STACKED, dq_warpgroups=2), SM90).phases
+    _, gemm, _ = registers(replace(STACKED, dq_warpgroups=2), SM90).phases
     assert gemm.fragments[2:] == (("acc_dQ", 32), ("P", 16), ("dS", 16))
+
+
+def test_registers_of_the_transpose_of_dQ_by_hand():
+    """Of three parts of 64 x 48 a warpgroup has two, the other one."""
+    config = replace(STACKED, head_dim=192, tile_m=48, dq_warpgroups=2, dq_swap_ab=True)
+    assert [config.dq_parts(warpgroup) for warpgroup in range(3)] == [(0, 2), (1,), ()]
+    softmax, gemm, parts = registers(config, SM90).phases
+    assert softmax.fragments == (("acc_dV", 64), ("acc_dK", 96), ("acc_S", 24), ("acc_dP", 24))
+    assert gemm.fragments[2:] == (("acc_dQ", 24), ("P", 0), ("dS", 12))
+    assert parts.fragments[2:] == (("acc_dQ", 48),)
 
 
 def test_the_gemms_may_need_more_registers_than_the_softmax():
@@ -224,7 +234,8 @@ def test_infeasible_forward_is_refused_with_the_numbers(change, numbers):
             {"tile_m": 192, "dq_warpgroups": 2},
             ["3 times 64 rows of dQ", "compute it: 2"],
         ),
-        (STACKED, {"tile_m": 384}, ["tile_m 384", "256 rows of a TMA box", "8..256"]),
+        (STACKED, {"tile_m": 384}, ["tile_m 384", "256 rows of a TMA box", "16..256"]),
+        (STACKED, {"head_dim": 96, "dq_swap_ab": True}, ["head_dim 96", "64: dQ^T's rows"]),
         (STACKED, {"tile_n": 96}, ["tile_n 96 is not 128", "2 warpgroups of 64 keys"]),
         (STACKED, {"key_warpgroups": 3}, ["2 consumer warpgroups", "the 3 stacked"]),
         (
@@ -233,7 +244,7 @@ def test_infeasible_forward_is_refused_with_the_numbers(change, numbers):
             ["head_dim 80 / 2 warpgroups", "multiple of 16"],
         ),
         (SPLIT, {"head_dim_v": 80}, ["head_dim_v 80 / 2 warpgroups", "multiple of 16"]),
-        (SPLIT, {"tile_m": 8}, ["tile_m 8 / 2 warpgroups", "multiple of 8"]),
+        (SPLIT, {"tile_m": 16}, ["tile_m 16 / 2 warpgroups", "multiple of 16"]),
         (STACKED, {"head_dim_v": 264}, ["head_dim_v 264", "16..256"]),
         (
             SPLIT,
@@ -268,7 +279,7 @@ def test_infeasible_backward_is_refused_with_the_numbers(given, change, numbers)
         (96, {"tile_m": 128, "dq_warpgroups": 2}, "= 248 registers"),
         (128, {"tile_m": 80}, "dQ's rows"),
         (128, {"tile_m": 128, "dq_warpgroups": 2}, "= 280 registers"),
-        (192, {"tile_n": 128, "key_warpgroups": 2, "dq_warpgroups": 2}, "= 296 registers"),
+        (192, {"tile_m": 32, "tile_n": 128, "key_warpgroups": 2}, "= 248 registers"),
         (256, {"stages": 3}, "exceeds the 232448 B"),
         (256, {"dq_warpgroups": 1}, "= 280 registers"),
     ],
