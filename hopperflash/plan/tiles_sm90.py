@@ -82,7 +82,7 @@ BACKWARD_TILES = (
     BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap, or packed in order, would spill at 128"),
     BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 queries would need 248 registers"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
-    BackwardTile(96, 192, ANY, 64, 128, 2, 1, 2, "as above"),
+    BackwardTile(96, 192, ANY, 64, 64, 1, 1, 2, "128 keys would spill"),
     BackwardTile(128, 192, ANY, 48, 128, 2, 2, 2, "64 would spill", dq_swap_ab=True),
     BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 would spill", dq_swap_ab=True),
     BackwardTile(192, 192, ANY, 96, 64, 1, 2, 2, "32x128 would spill", dq_swap_ab=True),

@@ -115,7 +115,7 @@ def test_configuration_compiles_clean(spec: KernelSpec) -> None:
     fences = loops * sum(gemms + len(config.dq_parts(w)) for w in range(warpgroups))
     assert sass.count("WARPGROUP.ARRIVE") == fences
     # The wait for a turn, between GEMMs in flight, has one more.
-    turns = loops if config.deterministic and not config.dq_alike else 0
+    turns = loops * config.dq_warpgroups if config.deterministic and not config.dq_alike else 0
     assert sass.count("WARPGROUP.DEPBAR") <= fences + turns
 
 
