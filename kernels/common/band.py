@@ -70,11 +70,18 @@ def visible_keys(band: Band, query: Int32, seqlens: Seqlens):
 @cute.jit
 def visible_queries(band: Band, key: Int32, seqlens: Seqlens):
     """Queries that see a key; `end` may be negative where none does."""
+    edges = query_edges(band, key, seqlens)
+    return Span(max(edges.begin, 0), min(edges.end, seqlens.q))
+
+
+@cute.jit
+def query_edges(band: Band, key: Int32, seqlens: Seqlens):
+    """The queries between which a band's edges cut the column of a key, whether they exist or not:
+    both are one further for the next key."""
     begin, end = Int32(0), seqlens.q
+    diagonal = key - (seqlens.k - seqlens.q)
     if cutlass.const_expr(band.causal):
-        begin = max(key - (seqlens.k - seqlens.q), 0)
+        begin = diagonal
     if cutlass.const_expr(band.window):
-        diagonal = key - (seqlens.k - seqlens.q)
-        begin = max(diagonal - band.right, 0)
-        end = min(diagonal + band.left + 1, seqlens.q)
+        begin, end = diagonal - band.right, diagonal + band.left + 1
     return Span(begin, end)

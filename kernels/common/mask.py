@@ -6,14 +6,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
-from .band import Band, Seqlens, visible_keys, visible_queries
+from .band import Band, Seqlens, query_edges, visible_keys
 from .layouts import mn_view
 from .work import anew
 
 _OCTET, _PAIR = 8, 2  # a thread of an accumulator has two of every eight columns
-_ROWS_APART = 8  # and rows in pairs
 _CHUNK = 24  # columns whose bits are in one register; a shift by its whole width is undefined
-_PAST_ANY_TILE = 256  # queries of the last tile may lie past the end by less than this
 
 
 @cute.jit
@@ -115,9 +113,9 @@ def mask_transposed_scores(
     """Set the scores of invisible keys to -inf where keys are the rows: one range of columns each,
     empty for keys past the end.
 
-    The range of a pair's second row begins and ends an octet later, which is a pair of columns of
-    the thread if it has some of each octet: then one word serves both rows.
-    Causal, keys past the end would be seen only by queries past the end, which weigh nothing.
+    The range of a thread's second row begins and ends an octet later than that of its first, which
+    is two of its columns if it has some of each octet: then one word serves both. Queries past the end
+    weigh nothing, and causal they alone would see keys past the end.
     """
     acc_St_mn = mn_view(acc_St)
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
@@ -126,20 +124,20 @@ def mask_transposed_scores(
     columns = cute.size(acc_St_mn, mode=[1])
     pattern = column_pattern([t0ScSt_mn[0, c][1] for c in range(columns)])
     sharers = 2 if pattern == (_OCTET, _OCTET) else 1
-    lead = _PAIR * (sharers - 1)  # columns before the first that a word has bits of
+    lead = _PAIR * (sharers - 1)  # columns that the first row is ahead of the second
     for pair in cutlass.range_constexpr(0, cute.size(acc_St_mn, mode=[0]), sharers):
-        key = first_key + tScSt_mn[pair, 0][0]
-        queries = visible_queries(band, key, seqlens)
+        keys = [first_key + tScSt_mn[pair + half, 0][0] for half in range(sharers)]
+        queries = query_edges(band, keys[-1], seqlens)
         begin = columns_before(queries.begin - thread_query, *pattern)
         end = columns_before(queries.end - thread_query, *pattern)
         for first in cutlass.range_constexpr(0, columns, _CHUNK - lead):
-            word = ~low_bits(begin + lead - first)
+            word = ~low_bits(begin - first)
             if cutlass.const_expr(band.window):
-                word = word & low_bits(end + lead - first)
+                word = word & low_bits(end - first)
             for half in cutlass.range_constexpr(sharers):
                 visible = word >> (lead - _PAIR * half)
                 if cutlass.const_expr(not band.causal):
-                    visible = visible if key + half * _ROWS_APART < seqlens.k else 0
+                    visible = visible if keys[half] < seqlens.k else 0
                 for i in cutlass.range_constexpr(min(_CHUNK - lead, columns - first)):
                     r, c = pair + half, first + i
                     acc_St_mn[r, c] = acc_St_mn[r, c] if visible & (1 << i) else -Float32.inf
