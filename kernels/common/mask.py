@@ -114,8 +114,8 @@ def mask_transposed_scores(
     empty for keys past the end.
 
     The range of a thread's second row begins and ends an octet later than that of its first, which
-    is two of its columns if it has some of each octet: then one word serves both. Queries past the end
-    weigh nothing, and causal they alone would see keys past the end.
+    is two of its columns if it has some of each octet: then one word serves both. Queries past the
+    end weigh nothing, and causal they alone would see keys past the end.
     """
     acc_St_mn = mn_view(acc_St)
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
