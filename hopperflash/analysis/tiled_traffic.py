@@ -26,6 +26,7 @@ from hopperflash.plan.config import (
     MainConfig,
     PostprocessConfig,
     PreprocessConfig,
+    cluster_of,
 )
 from hopperflash.problem import AttnProblem
 
@@ -134,7 +135,7 @@ def _forward(config: ForwardConfig | ForwardConfigSm80, problem: AttnProblem) ->
     """Q and the results once, Q of tiles that see keys; K and V once for every tile, or cluster of
     tiles, that sees them."""
     p, itemsize = problem, problem.dtype.itemsize
-    ctas = config.cluster_m if isinstance(config, ForwardConfig) else 1
+    ctas = cluster_of(config)
     tiling, loading = (
         Tiling(p.seqlen_q, p.seqlen_k, queries, config.tile_n)
         for queries in (config.queries, config.queries * ctas)
@@ -160,12 +161,21 @@ def _forward(config: ForwardConfig | ForwardConfigSm80, problem: AttnProblem) ->
 def _backward(
     config: BackwardConfig | BackwardConfigSm80, problem: AttnProblem
 ) -> Iterator[Stream]:
-    """K, V, dK and dV once; Q, dO, the row statistics and dQ once for every tile of keys."""
-    p, itemsize = problem, problem.dtype.itemsize
-    tiling = Tiling(p.seqlen_q, p.seqlen_k, config.tile_m, config.tile_n)
-    ranges = [query_block_range(p.mask, n, tiling) for n in range(tiling.n_blocks)]
+    """K, V, dK and dV once; the row statistics and dQ once for every tile of keys; Q and dO
+    likewise, or for every cluster of tiles."""
+    p, itemsize, ctas = problem, problem.dtype.itemsize, cluster_of(config)
+    tiling, loading = (
+        Tiling(p.seqlen_q, p.seqlen_k, config.tile_m, keys)
+        for keys in (config.tile_n, config.tile_n * ctas)
+    )
+    ranges, loaded_ranges = (
+        [query_block_range(p.mask, n, tiles) for n in range(tiles.n_blocks)]
+        for tiles in (tiling, loading)
+    )
     heads = p.batch * p.heads_q
     rows = _rows(ranges, config.tile_m, p.seqlen_q) * heads
+    loaded_rows = _rows(loaded_ranges, config.tile_m, p.seqlen_q) * heads
+    loaded_blocks = sum(found.visited for found in loaded_ranges)
     padded = sum(found.visited for found in ranges) * config.tile_m * heads
     queries, keys = heads * p.seqlen_q, p.batch * p.heads_k * p.seqlen_k
     for name, dim in (("K", p.head_dim), ("V", p.head_dim_v)):
@@ -173,15 +183,15 @@ def _backward(
         gradient = size if config.needs(f"d{name.lower()}") else 0
         yield Stream("backward", name, loaded=size, once=size)
         yield Stream("backward", f"d{name}", stored=gradient, once=gradient)
-    sharers = tiling.n_blocks
+    sharers = loading.n_blocks * ctas
     for name, dim in (("Q", p.head_dim), ("dO", p.head_dim_v)):
-        loaded, once = rows * dim * itemsize, queries * dim * itemsize
+        loaded, once = loaded_rows * dim * itemsize, queries * dim * itemsize
         yield Stream("backward", name, loaded=loaded, once=once, sharers=sharers)
     statistics = _STATISTICS * _FP32
     yield Stream(
         "backward",
         "LSE, delta",
-        loaded=padded * statistics,
+        loaded=ctas * loaded_blocks * config.tile_m * heads * statistics,
         once=_padded_rows(config, p) * heads * statistics,
         sharers=sharers,
     )

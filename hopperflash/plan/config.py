@@ -100,7 +100,8 @@ class BackwardConfig:
     and dS^T be operands from registers. dQ is the work of the first `dq_warpgroups`; with
     `dq_swap_ab` it is dQ^T = K^T dS^T, of which they take 64 rows (head dims) in turns. Q and dO
     have `stages`; registers are per thread of each role. Where Q and K do not have all columns of
-    the padded head_dim (`exact_head_dim`), dQ's last are not added.
+    the padded head_dim (`exact_head_dim`), dQ's last are not added. `cluster_n` CTAs with
+    neighbouring tiles of a head load each block of Q and dO once for all of them.
     """
 
     tile_m: int
@@ -118,6 +119,7 @@ class BackwardConfig:
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
     scheduler: Scheduler = Scheduler.SINGLE
     exact_head_dim: bool = True
+    cluster_n: int = 1
 
     def needs(self, gradient: str) -> bool:
         """Whether the kernel computes "dq", "dk" or "dv"."""
@@ -128,7 +130,8 @@ class BackwardConfig:
         """What sets a kernel apart beside its tile."""
         order = ("deterministic",) if self.deterministic else ()
         columns = () if self.exact_head_dim else ("narrower",)
-        return (*order, *columns, *_scheduler_name(self.scheduler))
+        cluster = (f"cluster{self.cluster_n}",) if self.cluster_n > 1 else ()
+        return (*order, *columns, *cluster, *_scheduler_name(self.scheduler))
 
     @property
     def threads(self) -> int:
@@ -315,3 +318,10 @@ def _scheduler_name(scheduler: Scheduler) -> tuple[str, ...]:
 
 MainConfig = ForwardConfig | BackwardConfig | ForwardConfigSm80 | BackwardConfigSm80
 Config = MainConfig | PreprocessConfig | PostprocessConfig | TileTableConfig
+
+
+def cluster_of(config: MainConfig) -> int:
+    """CTAs of a cluster."""
+    if isinstance(config, ForwardConfig):
+        return config.cluster_m
+    return config.cluster_n if isinstance(config, BackwardConfig) else 1

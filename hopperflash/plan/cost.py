@@ -19,6 +19,7 @@ from hopperflash.plan.config import (
     ForwardConfigSm80,
     MainConfig,
     POperand,
+    cluster_of,
 )
 from hopperflash.plan.units import (
     ALU_CLOCKS,
@@ -167,10 +168,9 @@ def moved_bytes(config: MainConfig, itemsize: int) -> Moved:
     c = config
     if isinstance(c, (ForwardConfig, ForwardConfigSm80)):
         fills = c.tile_n * (c.head_dim + c.head_dim_v) * itemsize
-        sharers = c.cluster_m if isinstance(c, ForwardConfig) else 1
-        return Moved(fills, 0, fills // sharers)
+        return Moved(fills, 0, fills // cluster_of(c))
     fills = c.tile_m * (c.head_dim + c.head_dim_v) * itemsize
-    return Moved(fills, 0, fills + _sums(c))
+    return Moved(fills, 0, fills // cluster_of(c) + _sums(c))
 
 
 def _sums(config: BackwardConfig | BackwardConfigSm80) -> int:

@@ -59,6 +59,8 @@ def explain_call(call: KernelCall, plan: LaunchPlan) -> Sections:
         yield "K/V blocks", list(_blocks(config, plan.problem))
         return
     yield "scheduler", list(describe(call, plan))
+    if isinstance(config, BackwardConfig):
+        yield "cluster", [cluster_reason(config, plan.problem)]
     yield "grid", [_grid(call, plan, "key tiles", "key heads")]
     yield "Q blocks", list(_blocks(config, plan.problem))
     if config.needs("dq"):

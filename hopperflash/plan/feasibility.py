@@ -53,11 +53,7 @@ def _forward_shape_reasons(config: ForwardConfig) -> list[str]:
     reasons += _size_reasons("tile_n", config.tile_n, 1, WGMMA_K)
     reasons += _size_reasons("head_dim", config.head_dim, 1, WGMMA_K)
     reasons += _size_reasons("head_dim_v", config.head_dim_v, 1, WGMMA_K)
-    if config.tile_n % (SWIZZLE_ROWS * config.cluster_m):
-        reasons.append(
-            f"tile_n {config.tile_n} does not divide by {config.cluster_m} CTAs that load multiples"
-            f" of {SWIZZLE_ROWS} rows"
-        )
+    reasons += _share_reasons("tile_n", config.tile_n, config.cluster_m)
     if config.cluster_m > 1 and config.scheduler is Scheduler.DYNAMIC:
         reasons.append(f"dynamic CTAs take tiles one by one, not {config.cluster_m} at a time")
     return reasons + _box_reasons("tile_m", config.tile_m)
@@ -78,6 +74,7 @@ def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
             f" warpgroups of {WGMMA_ROWS} keys (wgmma)"
         )
     reasons += _dq_reasons(c)
+    reasons += _share_reasons("tile_m", c.tile_m, c.cluster_n)
     # Columns of S^T, a swizzle of which no two warpgroups share, and the depth of dV and dK.
     reasons += _size_reasons("tile_m", c.tile_m, c.key_shares, WGMMA_K)
     shares_dq = max(c.key_shares, c.query_shares)
@@ -102,6 +99,15 @@ def _dq_reasons(config: BackwardConfig) -> list[str]:
             f" cannot be shared evenly by the warpgroups that compute it: {workers}"
         ]
     return []
+
+
+def _share_reasons(name: str, size: int, ctas: int) -> list[str]:
+    """Of what the CTAs of a cluster load together."""
+    if size % (SWIZZLE_ROWS * ctas) == 0:
+        return []
+    return [
+        f"{name} {size} does not divide by {ctas} CTAs that load multiples of {SWIZZLE_ROWS} rows"
+    ]
 
 
 def _size_reasons(name: str, size: int, shares: int, step: int) -> list[str]:

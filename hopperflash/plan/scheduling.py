@@ -20,6 +20,7 @@ from hopperflash.plan.config import (
     ForwardConfigSm80,
     MainConfig,
     Scheduler,
+    cluster_of,
 )
 from hopperflash.plan.cost import tile_step
 from hopperflash.plan.launch_plan import KernelCall, LaunchPlan
@@ -126,9 +127,8 @@ def walking(config: ConfigT, scheduler: Scheduler = Scheduler.PERSISTENT) -> Con
 def max_ctas(config: MainConfig, problem: AttnProblem, arch: ArchSpec) -> int:
     """CTAs of a kernel that run at once beside `sm_margin` free SMs, in whole clusters."""
     ctas = (arch.sms - problem.sm_margin) * ctas_per_sm(config, arch, problem.dtype.itemsize)
-    if not isinstance(config, ForwardConfig):
-        return ctas
-    return max(config.cluster_m, ctas - ctas % config.cluster_m)
+    cluster = cluster_of(config)
+    return max(cluster, ctas - ctas % cluster)
 
 
 def ctas_per_sm(config: MainConfig, arch: ArchSpec, itemsize: int) -> int:
@@ -149,8 +149,7 @@ def placed(call: KernelCall, problem: AttnProblem, arch: ArchSpec, swizzle: int)
     if not isinstance(config, MainConfig):
         return call
     blocks, heads, batch = call.grid
-    if isinstance(config, ForwardConfig):
-        blocks = -(-blocks // config.cluster_m) * config.cluster_m
+    blocks = -(-blocks // cluster_of(config)) * cluster_of(config)
     if config.scheduler is Scheduler.SINGLE:
         if (blocks, swizzle) == (call.grid[0], 1):
             return call

@@ -34,7 +34,8 @@ def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConf
     # In order, packed sequences take as many registers as a cap.
     capped = problem.softcap > 0.0 or (problem.deterministic and problem.is_packed)
     tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
-    return backward_config(tile, problem.head_dim, problem.head_dim_v), tile.source
+    config = backward_config(tile, problem.head_dim, problem.head_dim_v)
+    return replace(config, cluster_n=sharing(config, problem).ctas), tile.source
 
 
 SM90 = KernelFamily(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from cutlass import Int32
 
-from hopperflash.plan.config import MainConfig
+from hopperflash.plan.config import MainConfig, cluster_of
 from hopperflash.problem.problem import Signature
 
 from . import operands
@@ -56,5 +56,5 @@ class AttentionKernel(Generic[ConfigT]):
 
     def walk(self, tiles: Tiles, descending: bool, swizzled: bool) -> Walk:
         """The way of this CTA through the tiles."""
-        cluster = getattr(self.config, "cluster_m", 1)
-        return Walk(self.config.scheduler, descending, swizzled, cluster, tiles)
+        config = self.config
+        return Walk(config.scheduler, descending, swizzled, cluster_of(config), tiles)

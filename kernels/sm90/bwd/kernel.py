@@ -47,15 +47,18 @@ from ...common.work import (
     tile_number,
 )
 from .. import tma, wgmma
+from ..clusters import leave, make_releases
 from .add_dq import AddContext
 from .epilogue import EpilogueContext, epilogue
 from .load import (
     LoadContext,
     first_key_state,
     first_query_state,
+    gradient_share,
     key_warp,
     load_keys,
     load_queries,
+    query_share,
 )
 from .mma import MmaContext, States, TiledMmas, first_states, mma
 from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
@@ -117,12 +120,14 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
     ):
         config, dtype, packed = self.config, self.dtype, self.packed
         layouts = smem_layouts(config, dtype)
-        m, n, d, dv = config.tile_m, config.tile_n, config.head_dim, config.head_dim_v
+        n, d, dv = config.tile_n, config.head_dim, config.head_dim_v
         tma_operands = KernelOperands(
-            tma_Q=tma.load_atom(tma.sequence_major(mQ, packed), layouts.Q, (m, d)),
+            tma_Q=self.query_atom(tma.sequence_major(mQ, packed), layouts.Q, query_share(config)),
             tma_K=tma.load_atom(tma.sequence_major(mK, packed), layouts.K, (n, d)),
             tma_V=tma.load_atom(tma.sequence_major(mV, packed), layouts.V, (n, dv)),
-            tma_dO=tma.load_atom(tma.sequence_major(mdO, packed), layouts.dO, (m, dv)),
+            tma_dO=self.query_atom(
+                tma.sequence_major(mdO, packed), layouts.dO, gradient_share(config)
+            ),
             tma_dK=tma.store_atom(tma.sequence_major(mdK, packed), layouts.K, (n, d)),
             tma_dV=tma.store_atom(tma.sequence_major(mdV, packed), layouts.V, (n, dv)),
             mLSE=mLSE,
@@ -134,7 +139,8 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         seqlen_q, heads_q = mQ.shape[1:3]
         tiles = Tiles(
             table=mTiles,
-            blocks=cute.ceil_div(seqlen_k, n),
+            # Whole clusters: of one that the last tile does not fill, a CTA only loads.
+            blocks=cute.ceil_div(seqlen_k, n * config.cluster_n) * config.cluster_n,
             heads=heads_k,
             batch=batch,
             seqlens=Seqlens(q=seqlen_q, k=seqlen_k),
@@ -151,11 +157,19 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         ).launch(
             grid=grid(tiles, config.scheduler, max_ctas),
             block=(config.threads, 1, 1),
+            cluster=(config.cluster_n, 1, 1),
             # Tells ptxas the registers at entry, without which it may drop setmaxnreg.
             min_blocks_per_mp=1,
             use_pdl=self.dependent,
             stream=stream,
         )
+
+    def query_atom(
+        self, mX: cute.Tensor, layout: cute.ComposedLayout, share: tuple[int, int]
+    ) -> tma.TmaTensor:
+        """How a CTA's share of the rows of Q or dO comes into all of its cluster."""
+        multicast = self.config.cluster_n > 1
+        return tma.load_atom(mX, wgmma.row_slice(layout, share), share, multicast)
 
     def tiled_mmas(self) -> tuple[cute.TiledMma, ...]:
         """The tiled MMAs of S^T (and dP^T), dV, dK and dQ."""
@@ -223,8 +237,9 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         storage = SmemAllocator().allocate(storage_struct(config, layouts, dtype))
         smem = smem_tensors(storage, config, layouts)
         pipelines = make_pipelines(storage, config, layouts, dtype)
-        pipeline.pipeline_init_arrive(cluster_shape_mn=(1, 1), is_relaxed=True)
-        pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
+        # A CTA loads into all of its cluster, whose barriers must be there.
+        pipeline.pipeline_init_arrive(cluster_shape_mn=(config.cluster_n, 1), is_relaxed=True)
+        pipeline.pipeline_init_wait(cluster_shape_mn=(config.cluster_n, 1))
 
         if warp_idx < wgmma.THREADS_PER_WARPGROUP // cute.arch.WARP_SIZE:
             cute.arch.setmaxregister_decrease(config.registers_producer)
@@ -259,6 +274,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                     mmas=mmas,
                     smem=smem,
                     pipelines=pipelines,
+                    releases=make_releases(storage.barriers_Q, config.cluster_n, tidx),
                     consumer_tidx=consumer_tidx,
                     scales=scales,
                 ),
@@ -281,6 +297,7 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
                 for_each_tile(walk, compute, that_adds(consumer, 0), first_states(config))
             else:
                 for_each_tile(walk, compute, that_adds(consumer, 1), first_states(config))
+        leave(config.cluster_n)
 
 
 def that_adds(ctx: ConsumerContext, warpgroup: int) -> ConsumerContext:

@@ -16,10 +16,11 @@ from cutlass.cute.nvgpu import cpasync
 from hopperflash.plan.config import BackwardConfig, Scheduler
 
 from ...common.band import Band
+from ...common.block_range import query_block_range
 from ...common.sequence import Rows
 from ...common.tiles import KeyTile, key_tile
 from ...common.work import AssignedTile
-from .. import tma
+from .. import clusters, tma
 from .storage import Pipelines, SmemTensors
 
 
@@ -66,6 +67,31 @@ def loads_keys(config: BackwardConfig, tile: KeyTile) -> Any:
     return tile.queries.begin < tile.queries.end
 
 
+def query_share(config: BackwardConfig) -> tuple[int, int]:
+    """(rows, head_dim) of the part of a Q block that a CTA loads."""
+    return config.tile_m // config.cluster_n, config.head_dim
+
+
+def gradient_share(config: BackwardConfig) -> tuple[int, int]:
+    """(rows, head_dim_v) of the part of a dO block that a CTA loads."""
+    return config.tile_m // config.cluster_n, config.head_dim_v
+
+
+@cute.jit
+def loaded_queries(config: Constexpr[BackwardConfig], band: Band, tile: KeyTile):
+    """The query blocks that come into a CTA's memory: those that see a tile of its cluster."""
+    queries = tile.queries
+    if cutlass.const_expr(config.cluster_n > 1):
+        queries = query_block_range(
+            tile.n_block // config.cluster_n,
+            tile.sequence.seqlens,
+            band,
+            config.tile_m,
+            config.tile_n * config.cluster_n,
+        )
+    return queries
+
+
 @cute.jit
 def load_keys(ctx: LoadContext, assigned: AssignedTile, state: pipeline.PipelineState):
     """K and V of a key tile, on one barrier. Runs in one whole warp; the TMA copies elect their own
@@ -109,27 +135,44 @@ def load_head(ctx: LoadContext, tile: KeyTile, head: Int32, state: pipeline.Pipe
     """Q, LSE, dO and delta of the query tiles of one head, on one barrier a tile."""
     config, sequence, ring = ctx.config, tile.sequence, ctx.pipelines.Q
     queries = Rows(sequence.q.first, sequence.seqlens.q)
+    ctas = config.cluster_n
+    share, everyone = clusters.rank(ctas), clusters.everyone(ctas)
     gQ = cute.local_tile(
         tma.head_rows(ctx.tma_Q, head, sequence.batch, queries, ctx.packed),
-        (config.tile_m, config.head_dim),
+        query_share(config),
         (None, 0),
-    )  # (tile_m, head_dim, query_blocks)
+    )  # (share of tile_m, head_dim, shares of query blocks)
     gdO = cute.local_tile(
         tma.head_rows(ctx.tma_dO, head, sequence.batch, queries, ctx.packed),
-        (config.tile_m, config.head_dim_v),
+        gradient_share(config),
         (None, 0),
-    )  # (tile_m, head_dim_v, query_blocks)
+    )  # (share of tile_m, head_dim_v, shares of query blocks)
+    sQ = cute.local_tile(ctx.smem.sQ, query_share(config), (share, 0, None))
+    sdO = cute.local_tile(ctx.smem.sdO, gradient_share(config), (share, 0, None))
     gLSE = cute.local_tile(ctx.mLSE[sequence.batch, head, None], (config.tile_m,), (None,))
     gDelta = cute.local_tile(ctx.mDelta[sequence.batch, head, None], (config.tile_m,), (None,))
-    tQsQ, tQgQ = tma.partition(ctx.tma_Q, ctx.smem.sQ, gQ)
-    tdOsdO, tdOgdO = tma.partition(ctx.tma_dO, ctx.smem.sdO, gdO)
-    for m_block in cutlass.range(tile.queries.begin, tile.queries.end, unroll=1):
+    tQsQ, tQgQ = tma.partition(ctx.tma_Q, sQ, gQ)
+    tdOsdO, tdOgdO = tma.partition(ctx.tma_dO, sdO, gdO)
+    blocks = loaded_queries(config, ctx.band, tile)
+    for m_block in cutlass.range(blocks.begin, blocks.end, unroll=1):
         ring.producer_acquire(state)
         barrier, stage = ring.producer_get_barrier(state), state.index
-        padded_block = tile.first_padded_block + m_block
-        cute.copy(ctx.tma_Q.atom, tQgQ[None, m_block], tQsQ[None, stage], tma_bar_ptr=barrier)
+        m_share, padded_block = m_block * ctas + share, tile.first_padded_block + m_block
+        cute.copy(
+            ctx.tma_Q.atom,
+            tQgQ[None, m_share],
+            tQsQ[None, stage],
+            tma_bar_ptr=barrier,
+            mcast_mask=everyone,
+        )
         copy_statistic(gLSE[None, padded_block], ctx.smem.sLSE[None, stage], barrier)
-        cute.copy(ctx.tma_dO.atom, tdOgdO[None, m_block], tdOsdO[None, stage], tma_bar_ptr=barrier)
+        cute.copy(
+            ctx.tma_dO.atom,
+            tdOgdO[None, m_share],
+            tdOsdO[None, stage],
+            tma_bar_ptr=barrier,
+            mcast_mask=everyone,
+        )
         copy_statistic(gDelta[None, padded_block], ctx.smem.sDelta[None, stage], barrier)
         state.advance()
     return state

@@ -27,6 +27,7 @@ from ...common.mask import existing_keys, hide_keys, mask_transposed_scores
 from ...common.tiles import KeyTile
 from ...common.work import anew
 from .. import copies, wgmma
+from ..clusters import release
 from .add_dq import (
     NO_TURN,
     add_dQ,
@@ -34,7 +35,7 @@ from .add_dq import (
     pass_last_turn,
     thread_sums,
 )
-from .load import loads_keys
+from .load import loaded_queries, loads_keys
 from .storage import Pipelines, SmemTensors, consumers
 
 _NO_BLOCK_BITS = 30  # no tensor has so many queries that these bits of a block's number are set
@@ -59,6 +60,7 @@ class MmaContext:
     mmas: TiledMmas
     smem: SmemTensors
     pipelines: Pipelines
+    releases: Any  # Releases of a cluster, else None
     consumer_tidx: Int32
     scales: softmax.Scales
 
@@ -131,6 +133,8 @@ def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
         head = tile.head_k * tile.group + g
         sums = thread_sums(add, tile, head) if add is not None else None
         head_context = HeadContext(ctx, add, tile, fragments, existing, head, sums)
+        if cutlass.const_expr(ctx.config.cluster_n > 1):
+            states = pass_over(ctx, tile, states)
         for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
             states, counter = one_query_block(head_context, states, counter, m_block, masked=True)
         for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
@@ -143,6 +147,18 @@ def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
     if cutlass.const_expr(add is not None and ctx.config.deterministic):
         pass_last_turn(add, counter)
     return fragments.acc_dK, fragments.acc_dV, states
+
+
+@cute.jit
+def pass_over(ctx: MmaContext, tile: KeyTile, states: States):
+    """Release the blocks before the tile's own, which see only others of the cluster."""
+    ring, loaded = ctx.pipelines.Q, loaded_queries(ctx.config, ctx.band, tile)
+    for _ in cutlass.range(tile.queries.begin - loaded.begin, unroll=1):
+        # A stage is released once it is full: before that, its barrier is in an earlier phase.
+        ring.consumer_wait(states.Q)
+        release(ring, states.Q, ctx.releases)
+        states.Q.advance()
+    return states
 
 
 def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
@@ -279,7 +295,7 @@ def multiply_scores(
         acc_dQ = multiply_dQ(head, nowhere, parts[0])
         counter = next_turn(head.add, head.tile, head.number, m_block, counter)
         warpgroup.wait_group(1)
-        ctx.pipelines.Q.consumer_release(states.Q)
+        release(ctx.pipelines.Q, states.Q, ctx.releases)
         for i in cutlass.range_constexpr(1, len(parts)):
             next_dQ = multiply_dQ(head, nowhere, parts[i])
             warpgroup.wait_group(1)
@@ -289,7 +305,7 @@ def multiply_scores(
         add_dQ(head.add, head.sums, m_block, acc_dQ, parts[-1])
     else:
         warpgroup.wait_group(0)
-        ctx.pipelines.Q.consumer_release(states.Q)
+        release(ctx.pipelines.Q, states.Q, ctx.releases)
     return counter
 
 

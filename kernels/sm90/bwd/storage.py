@@ -145,31 +145,33 @@ def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> 
 def make_pipelines(
     storage: Any, config: BackwardConfig, layouts: SmemLayouts, dtype: type[cutlass.Numeric]
 ) -> Pipelines:
-    """One elected producer thread arrives with the bytes; each consumer warp releases once."""
+    """One elected producer thread arrives with the bytes, whoever loads them; each consumer warp
+    releases once in every CTA that has a share in them."""
     producer = pipeline.CooperativeGroup(pipeline.Agent.Thread)
-    consumers = pipeline.CooperativeGroup(
-        pipeline.Agent.Thread, config.consumer_warpgroups * _WARPS_PER_WARPGROUP
-    )
     statistics = 2 * config.tile_m * _STATISTIC_BYTES
 
     def tile_bytes(layout: Any) -> int:
         return cute.size_in_bytes(dtype, cute.select(layout, mode=[0, 1]))
 
-    def ring(barriers: Any, tx_count: int, stages: int) -> pipeline.PipelineTmaAsync:
+    def ring(barriers: Any, tx_count: int, stages: int, ctas: int) -> pipeline.PipelineTmaAsync:
+        warps = config.consumer_warpgroups * _WARPS_PER_WARPGROUP
+        consumers = pipeline.CooperativeGroup(pipeline.Agent.Thread, ctas * warps)
         return pipeline.PipelineTmaAsync.create(
             barrier_storage=barriers.data_ptr(),
             num_stages=stages,
             producer_group=producer,
             consumer_group=consumers,
             tx_count=tx_count,
+            cta_layout_vmnk=cute.make_layout((1, 1, ctas, 1)),
             defer_sync=True,
         )
 
     return Pipelines(
-        KV=ring(storage.barriers_KV, tile_bytes(layouts.K) + tile_bytes(layouts.V), 1),
+        KV=ring(storage.barriers_KV, tile_bytes(layouts.K) + tile_bytes(layouts.V), 1, 1),
         Q=ring(
             storage.barriers_Q,
             tile_bytes(layouts.Q) + tile_bytes(layouts.dO) + statistics,
             config.stages,
+            config.cluster_n,
         ),
     )

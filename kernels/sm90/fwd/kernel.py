@@ -50,6 +50,7 @@ from ...common.work import (
     with_queue,
 )
 from .. import tma, wgmma
+from ..clusters import leave, make_releases
 from .epilogue import EpilogueContext, epilogue
 from .load import (
     QUEUE_WARP,
@@ -67,7 +68,6 @@ from .storage import (
     SmemLayouts,
     make_pipelines,
     make_queue,
-    make_releases,
     rows_of_O_are_rows_of_Q,
     smem_layouts,
     smem_tensors,
@@ -296,7 +296,6 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
         else:
             cute.arch.setmaxregister_increase(config.registers_consumer)
             consumer_tidx = tidx - wgmma.THREADS_PER_WARPGROUP
-            releases = make_releases(storage, config, tidx) if config.cluster_m > 1 else None
             consumer = ConsumerContext(
                 band=band,
                 heads_per_key=heads_per_key,
@@ -308,7 +307,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     mma_O=mma_O,
                     smem=smem,
                     pipelines=pipelines,
-                    releases=releases,
+                    releases=make_releases(storage.barriers_Q, config.cluster_m, tidx),
                     consumer_tidx=consumer_tidx,
                     scales=scales,
                     turns=make_turns(config, consumer_tidx),
@@ -328,10 +327,7 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
             if cutlass.const_expr(config.ping_pong):
                 begin_turns(consumer.mma)
             for_each_tile(walk, compute, consumer, first_states(config))
-        if cutlass.const_expr(config.cluster_m > 1):
-            # Until then others of the cluster arrive at this CTA's barriers.
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
+        leave(config.cluster_m)
 
 
 @cute.jit

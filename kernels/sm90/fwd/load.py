@@ -21,7 +21,7 @@ from ...common.block_range import key_block_range
 from ...common.sequence import Rows
 from ...common.tiles import QueryTile, query_tile
 from ...common.work import AssignedTile
-from .. import tma
+from .. import clusters, tma
 from .storage import Pipelines, SmemTensors
 
 
@@ -132,10 +132,8 @@ def load_keys(ctx: LoadContext, assigned: AssignedTile, state: pipeline.Pipeline
     tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
     sequence, batch = tile.sequence, tile.sequence.batch
     keys = Rows(sequence.k.first, sequence.seqlens.k)
-    share, ctas = Int32(0), config.cluster_m
-    if cutlass.const_expr(ctas > 1):
-        share = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    everyone = cutlass.Int16((1 << ctas) - 1)
+    ctas = config.cluster_m
+    share, everyone = clusters.rank(ctas), clusters.everyone(ctas)
     gK = cute.local_tile(
         tma.head_rows(ctx.tma_K, tile.head_k, batch, keys, ctx.packed),
         key_share(config),

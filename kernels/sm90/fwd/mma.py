@@ -27,8 +27,9 @@ from ...common.mask import mask_scores
 from ...common.tiles import QueryTile
 from ...common.work import anew
 from .. import copies, wgmma
+from ..clusters import release
 from .load import loaded_keys, loads_queries
-from .storage import Barrier, Pipelines, SmemTensors, release
+from .storage import Barrier, Pipelines, SmemTensors
 
 
 @dataclass(frozen=True)

@@ -60,41 +60,6 @@ class Pipelines(NamedTuple):
     V: pipeline.PipelineTmaAsync
 
 
-class Releases(NamedTuple):
-    """How a consumer lane frees a stage of K or V in a cluster."""
-
-    active: cutlass.Boolean  # the lane releases, in the CTA whose rank it has
-    distance: cutlass.Int32  # to that CTA's shared memory from this one's
-
-
-def make_releases(storage: Any, config: ForwardConfig, tidx: cutlass.Int32) -> Releases:
-    """A warp has a lane for each CTA of its cluster."""
-    lane = tidx % cute.arch.WARP_SIZE
-    own = storage.barriers_Q.data_ptr().toint()
-    peer = cute.arch.inline_ptx(
-        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[cutlass.Int32],
-        read_only_args=[own, lane % config.cluster_m],
-    )
-    return Releases(lane < config.cluster_m, peer - own)
-
-
-@cute.jit
-def release(ring: pipeline.PipelineTmaAsync, state: pipeline.PipelineState, releases: Any):
-    """Free a stage in this CTA, or in all of its cluster.
-
-    `consumer_release` does the same, but looks for the other CTA's barrier each time.
-    """
-    if cutlass.const_expr(releases is None):
-        ring.consumer_release(state)
-    else:
-        barrier = ring.sync_object_empty.get_barrier(state.index).toint() + releases.distance
-        if releases.active:
-            cute.arch.inline_ptx(
-                "mbarrier.arrive.shared::cluster.b64 _, [{$r0}];", read_only_args=[barrier]
-            )
-
-
 def smem_layouts(config: ForwardConfig, dtype: type[cutlass.Numeric]) -> SmemLayouts:
     """Layouts of one CTA's tiles for 16-bit operands."""
     k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
