@@ -16,6 +16,7 @@ from hopperflash.plan import (
     PreprocessConfig,
     arch_of,
 )
+from hopperflash.plan.clusters import L2_AT_EASE, PAIR, l2_rate
 from hopperflash.plan.config import AccumulatorOrder
 from hopperflash.plan.family import POSTPROCESS, PREPROCESS
 from hopperflash.plan.sm90 import SM90
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.compile
 BF16, FP16 = DType.BFLOAT16, DType.FLOAT16
 FEW = 128  # the head dim whose persistent kernel is compiled by default
 # Loops over query tiles: those that an edge cuts and those between; a window has two edges.
+CAPPED = Variant(MaskKind.CAUSAL, softcap=True)
 LOOPS = {MaskKind.FULL: 2, MaskKind.CAUSAL: 2, MaskKind.WINDOW: 3}
 
 
@@ -49,6 +51,11 @@ def _takes(tile: BackwardTile, variant: Variant, deterministic: bool = False) ->
     return tile == backward_tile(tile.head_dim, tile.head_dim_v, variant.mask, capped)
 
 
+def _paired(tile: BackwardTile) -> bool:
+    """Whether L2 would bind its kernels."""
+    return l2_rate(_own(tile), BF16.itemsize) > L2_AT_EASE[BackwardConfig]
+
+
 def _lightest(tile: BackwardTile, mask: MaskKind) -> Variant:
     return Variant(mask, softcap=not _takes(tile, Variant(mask)))
 
@@ -63,6 +70,8 @@ def _sampled() -> Iterator[KernelSpec]:
     """Each row at its heaviest, in an order of additions; one too with CTAs of several tiles."""
     for tile in BACKWARD_TILES:
         yield _spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True))
+        if _paired(tile):
+            yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(MaskKind.CAUSAL))
         if tile.head_dim == FEW:
             yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True)))
 
@@ -80,6 +89,9 @@ def _covering() -> Iterator[KernelSpec]:
         yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True)))
         yield walking(_spec(_own(tile), BF16, _lightest(tile, tile.masks[0])))
         yield _spec(replace(_own(tile), exact_head_dim=False), BF16, _heaviest(tile))
+        if _paired(tile):
+            yield _spec(replace(_own(tile), cluster_n=PAIR), FP16, CAPPED)
+            yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(MaskKind.FULL))
         for gradients in (("dq",), ("dk", "dv")):
             yield _spec(replace(_own(tile), gradients=gradients), FP16, _heaviest(tile))
     for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):

@@ -55,7 +55,10 @@ def _pairs(tile: ForwardTile) -> Iterator[KernelSpec]:
     """Those that plans have: of dense sequences without a window."""
     config = forward_config(tile, tile.head_dim, tile.head_dim_v)
     for mask in tile.masks:
-        if mask is not MaskKind.WINDOW and l2_rate(config, BF16.itemsize) > L2_AT_EASE:
+        if (
+            mask is not MaskKind.WINDOW
+            and l2_rate(config, BF16.itemsize) > L2_AT_EASE[ForwardConfig]
+        ):
             yield _paired(_spec(tile, FP16, Variant(mask, softcap=True), GROUP))
             yield _paired(_spec(tile, BF16, Variant(mask)))
             if mask is MaskKind.FULL:

@@ -1,4 +1,4 @@
-"""Pairs of CTAs that load K and V together: results, bytes, tensor work, order."""
+"""Pairs of CTAs that load K and V, or Q and dO, together: results, bytes, tensor work, order."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hopperflash.plan.block_range import Tiling, key_block_totals
 from hopperflash.plan.config import ForwardConfig
 from hopperflash.runtime.emulation import SCHEDULES, EmulationSession, resumed
 from tests.support.cases import Case, check_forward, make_inputs
+from tests.support.gradient_cases import BackwardCase, check_backward, gradients_of, make_cotangents
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("clusters")]
 
@@ -38,6 +39,19 @@ CASES = (
     Case("wide", seqlen_q=140, seqlen_k=170, causal=True, head_dim=256, head_dim_v=256),
 )
 ORDERED = CASES[:3]
+
+D192, D256 = {"head_dim": 192, "head_dim_v": 192}, {"head_dim": 256, "head_dim_v": 256}
+BACKWARD_CASES = (
+    # Two pairs of key tiles, of which a tile passes over two blocks that the other sees.
+    BackwardCase("diagonal", seqlen_q=256, seqlen_k=256, causal=True, **D192),
+    # The third tile is alone.
+    BackwardCase("odd", "fp16", seqlen_q=100, seqlen_k=150, heads_q=2, causal=True, **D192),
+    # Of some pairs nobody sees a key; fewer columns than the tile has.
+    BackwardCase("none", seqlen_q=70, seqlen_k=300, causal=True, head_dim=136, head_dim_v=192),
+    BackwardCase("batch", batch=2, seqlen_q=130, seqlen_k=128, heads_q=4, heads_k=2, **D192),
+    BackwardCase("capped", seqlen_q=140, seqlen_k=100, softcap=5.0, causal=True, **D192),
+    BackwardCase("wide", "fp16", seqlen_q=140, seqlen_k=200, causal=True, **D256),
+)
 
 
 @contextmanager
@@ -91,12 +105,49 @@ def test_pairs_match_fp64(case: Case, schedule: str) -> None:
     assert _loaded(run) == tiled_traffic(plan).asked.loaded
 
 
+def _backward_params() -> list[Any]:
+    """Each case once, and the first in every order."""
+    first, *others = BACKWARD_CASES
+    chosen = [(first, schedule) for schedule in SCHEDULES] + [(case, "random") for case in others]
+    return [pytest.param(*pair, id=f"{pair[0]}-{pair[1]}") for pair in chosen]
+
+
+@pytest.mark.parametrize(("case", "schedule"), _backward_params())
+def test_pairs_of_key_tiles_match_fp64(case: BackwardCase, schedule: str) -> None:
+    with (
+        pairs_wherever_they_can_be(),
+        hopperflash.emulate("sm_90a", schedule=schedule, seed=1) as run,
+    ):
+        check_backward(case, hopperflash.flash_attn_func)
+    assert run.hazards == []
+    (launch,) = (info for info in run.launches if "bwd_sm90" in info.kernel_name)
+    assert "cluster2" in launch.kernel_name
+    assert launch.cluster == (2, 1, 1)
+
+
+def test_pairs_of_key_tiles_load_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiles that all queries see: each loads half of Q and dO, and all row statistics; and
+    those of the forward half of K and V."""
+    case = BackwardCase("half", seqlen_q=192, seqlen_k=128, **D192)
+    loaded = []
+    for at_ease in (24.0, 1e6):
+        for kind in clusters.L2_AT_EASE:
+            monkeypatch.setitem(clusters.L2_AT_EASE, kind, at_ease)
+        with pairs_wherever_they_can_be(), hopperflash.emulate("sm_90a") as run:
+            gradients_of(
+                case, hopperflash.flash_attn_func, make_inputs(case), make_cotangents(case)
+            )
+        loaded.append(_loaded(run))
+    paired, alone = loaded
+    assert alone - paired == (192 + 128) * (192 + 192) * 2
+
+
 def test_pairs_load_half_and_compute_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tiles of which all see all keys, and so do their clusters."""
     case = Case("half", seqlen_q=512, seqlen_k=200, **D128)
     results, loaded = [], []
     for at_ease in (24.0, 32.0):
-        monkeypatch.setattr(clusters, "L2_AT_EASE", at_ease)
+        monkeypatch.setitem(clusters.L2_AT_EASE, ForwardConfig, at_ease)
         planner._plan.cache_clear()
         with hopperflash.emulate("sm_90a") as run:
             results.append(hopperflash.flash_attn_func(*make_inputs(case), **case.options))

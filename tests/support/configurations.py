@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hopperflash.plan import KernelSpec
-from hopperflash.plan.config import MainConfig, Scheduler
+from hopperflash.plan.config import MainConfig, Scheduler, cluster_of
 from hopperflash.plan.scheduling import walking as several_tiles
 from hopperflash.problem import DType, MaskKind, Signature
 
@@ -64,7 +64,7 @@ def _id(spec: KernelSpec) -> str:
         "deterministic" if getattr(config, "deterministic", False) else "",
         "" if config.scheduler is Scheduler.SINGLE else config.scheduler.value,
         "folded" if getattr(config, "group", 1) > 1 else "",
-        "paired" if getattr(config, "cluster_m", 1) > 1 else "",
+        "paired" if isinstance(config, MainConfig) and cluster_of(config) > 1 else "",
         *(gradients if len(gradients) < 3 else ()),
     )
     return "-".join(filter(None, parts))

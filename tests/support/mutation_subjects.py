@@ -30,14 +30,44 @@ def _forward(head_dim: int) -> Subject:
     return Subject(name, "ForwardSm90", partial(check, 576), partial(check, 3392))
 
 
-def _paired() -> Subject:
-    """Two causal row blocks whose CTAs load keys for each other, 9 blocks or 41, the last of which
-    only one of them sees: what hands memory on between CTAs."""
-    names = {
+_BETWEEN_CTAS = tuple(
+    fault
+    for fault in FAULTS
+    if fault.name in {
         "mbarrier-wait", "mbarrier-arrive", "expect-tx-half", "expect-tx-more",
         "mbarrier-init-count", "mbarrier-init-fewer", "mbarrier-init-fence",
         "cluster-arrive", "cluster-wait",
-    }  # fmt: skip
+    }
+)  # fmt: skip
+"""What hands memory on between CTAs."""
+
+
+def _paired_backward() -> Subject:
+    """Two pairs of key tiles that load queries for each other, three blocks of each head of a
+    group, of which the second tile of the second pair passes over two; two warpgroups with parts
+    of dQ's transpose."""
+
+    def check(heads_q: int) -> None:
+        case = BackwardCase(
+            "mutant",
+            seqlen_q=256,
+            seqlen_k=256,
+            heads_q=heads_q,
+            head_dim=192,
+            head_dim_v=192,
+            causal=True,
+        )
+        check_backward(case, hopperflash.flash_attn_func)
+
+    name = "backward-paired-d192"
+    return Subject(
+        name, "BackwardSm90", partial(check, 3), partial(check, 10), faults=_BETWEEN_CTAS
+    )
+
+
+def _paired() -> Subject:
+    """Two causal row blocks whose CTAs load keys for each other, 9 blocks or 41, the last of which
+    only one of them sees."""
 
     def check(seqlen_k: int) -> None:
         shape = {"seqlen_q": 256, "head_dim": 128, "head_dim_v": 128}
@@ -46,7 +76,7 @@ def _paired() -> Subject:
 
     return Subject(
         "forward-paired-d128", "ForwardSm90", partial(check, 1100), partial(check, 5196),
-        faults=tuple(fault for fault in FAULTS if fault.name in names),
+        faults=_BETWEEN_CTAS,
     )  # fmt: skip
 
 
@@ -163,7 +193,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
-    *_dependents(), *_persistent(), _paired(),
+    *_dependents(), *_persistent(), _paired(), _paired_backward(),
 )  # fmt: skip
 
 
