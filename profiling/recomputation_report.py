@@ -101,9 +101,11 @@ class Circumstances:
             if device == "cuda"
             else "the clock around single calls, caches as the call before left them"
         )
+        threads = torch.get_num_threads()
         return cls(
             f"{date.today()}, {name}, {os.cpu_count()} cores, torch {torch.__version__} with"
-            f" {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} before; {how}",
+            f" {threads} thread{'s' if threads > 1 else ''}, load {os.getloadavg()[0]:.1f} before;"
+            f" {how}",
             repeat,
         )
 
@@ -132,7 +134,7 @@ def measured(found: Sequence[Measurement], circumstances: Circumstances) -> Iter
     yield f"{circumstances.where}; medians of {repeat} calls or more{but}.\n"
     columns = (
         Column("seconds", "latency", lambda one: one.seconds, ".3g"),
-        Column("peak MB", "peak memory", lambda one: one.peak_bytes / 1e6, ",.0f"),
+        Column("peak MB", "peak memory", lambda one: one.peak_bytes / 1e6, ",.1f"),
     )
     yield from table(found, columns)
     worst = max(max(one.errors) for one in found)

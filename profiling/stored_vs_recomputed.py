@@ -52,7 +52,7 @@ from profiling.recomputation_report import Circumstances, Measurement
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 EMULATED = (64, 128, 256, 512)
 REPEAT = {"cpu": 5, "cuda": 20}
-STEADY = 1.0  # seconds of calls on a CPU, which short ones need for a steady median
+STEADY = 5.0  # seconds of calls on a CPU, which short ones need for a steady median
 
 
 def measure(seqlen: int, way: str, device: str, repeat: int, limit: float) -> Measurement:

@@ -242,7 +242,7 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
         "tests/emulated/test_docs_roles.py::test_the_page_and_its_pictures_are_current"
     ),
     "python -m profiling.stored_vs_recomputed --write docs": Run(
-        "--lengths 64 --repeat 1 --emulate 64 --device cpu", emulated=True
+        "--lengths 64 --repeat 1 --limit 1 --emulate 64 --device cpu", emulated=True
     ),
     "python -m profiling.peer_tiles": Run(),
     "python -m profiling.schedules": Run(),
