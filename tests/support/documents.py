@@ -252,9 +252,7 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
     "python -m profiling.search --head-dim 256 --mask causal --direction forward --limit 5": Run(
         "--limit 1 --jobs 1", emulated=True
     ),
-    "python -m profiling.search --check": Run(
-        "--head-dim 256 --direction forward --limit 1 --jobs 1", emulated=True
-    ),
+    "python -m profiling.search --check": NotRun(_LONG),
     "python -m profiling.search --check --write && ruff format": NotRun(
         "writes into the package; tests/unit/test_search.py has its parts"
     ),
