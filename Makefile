@@ -41,7 +41,7 @@ docs:
 # The same where it takes many minutes, an idle machine or another package.
 docs-slow:
 	$(PYTHON) -m tests.support.mutation_report
-	$(PYTHON) -m profiling.stored_vs_recomputed --device cpu --write docs
+	OMP_NUM_THREADS=1 $(PYTHON) -m profiling.stored_vs_recomputed --device cpu --write docs
 	$(PYTHON) -m profiling.compare_sass
 
 wheel-check:

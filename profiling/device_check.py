@@ -4,8 +4,9 @@
 
 Fills DIR with summary.md, which is up to date after every step, and a log and results for each. In
 this order: doctor, demo, the GPU tests by importance, a short benchmark, Nsight Compute and Systems
-where they are installed, the whole benchmark. A step that fails does not stop the next; one
-that runs too long is stopped, and so is the last when the minutes are over.
+where they are installed, the backward beside one that stores its probabilities, the whole
+benchmark. A step that fails does not stop the next; one that runs too long is stopped, and so is
+the last when the minutes are over.
 
 Exit status: 0, 1 where a step failed, 2 where nothing can run here; the summary says what to carry.
 Needs nothing but Python until it knows what is missing. Run it from the root of the project.
@@ -114,6 +115,7 @@ def steps(out: Path) -> list[Step]:
         _bench("bench-short", out, *short, limit=240),
         _tests("runtime", out, str(tests / "test_runtime.py"), limit=300),
         *_profiles(out),
+        _stored_vs_recomputed(out),
         _tests("torch-integration", out, str(tests / "test_torch_integration.py"), limit=300),
         _bench("bench", out, limit=1800),
     ]
@@ -147,6 +149,13 @@ def _profiles(out: Path) -> list[Step]:
         missing = "" if tools.find(tool) else tools.absent(tool)
         found.append(Step(name, command, 240, missing=missing))
     return found
+
+
+def _stored_vs_recomputed(out: Path) -> Step:
+    """The experiment of docs/stored_vs_recomputed.md, with DRAM's bytes where ncu may count."""
+    module = ("-m", "profiling.stored_vs_recomputed", "--device=cuda", f"--write={out}")
+    options = () if tools.obstacles("ncu", counters=True) else ("--ncu",)
+    return Step("stored-vs-recomputed", (sys.executable, *module, *options), 300)
 
 
 def check(todo: Sequence[Step], summary: Summary, deadline: float) -> int:
@@ -270,7 +279,7 @@ def _carry(missing: Sequence[str]) -> list[str]:
     platforms = " ".join(f"--platform {kind}_{platform.machine()}" for kind in kinds)
     version = ".".join(platform.python_version_tuple()[:2])
     return [
-        f"with a package index: `{sys.executable} -m pip install {quoted}`",
+        f"with a package index: `{sys.executable} -m pip install '.[test]'`, which brings them",
         "without one, on a machine that has one: `pip download --only-binary=:all:"
         f" --python-version {version} {platforms} --dest wheels {quoted}`",
         f"then carry the folder wheels here: `{sys.executable} -m pip install --no-index"

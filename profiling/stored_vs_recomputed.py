@@ -1,21 +1,24 @@
 """Backward from stored probabilities against recomputed ones: time, peak memory, bytes, by length.
 
-    python -m profiling.stored_vs_recomputed [--device cpu|cuda] [--lengths 512 1024 ...]
-        [--repeat R] [--json PATH] [--write FOLDER]
+    python -m profiling.stored_vs_recomputed [--device cpu|cuda] [--lengths 64 128 ...]
+        [--repeat R] [--limit SECONDS] [--emulate LENGTHS] [--ncu] [--json PATH] [--write FOLDER]
     python -m profiling.stored_vs_recomputed --refresh FOLDER
 
-`--write docs` writes docs/stored_vs_recomputed.md and its plot (`recomputation_report.py`);
-`--refresh docs` measures nothing and writes only the model's half of the page, after a change of
-plans.
+The problem and its two ways are in `recomputation.py`. Every case has a process of its own.
 
-Batch 2, 16 heads, head dim 64, bf16, no mask; both ways get the same operands and the same dO.
-"stored" keeps P of the forward, as a chain of matrix products under autograd does; "recomputed" is
-`hopperflash.flash_attn_func`. Every case has a process of its own and its peak memory is that
-process's, less what it had before the forward; on a GPU it is the allocator's. Seconds are the
-median of R runs of the backward alone. Bytes through global memory are those of the model for the
-Hopper kernels (docs/io.md), behind the L2 of an H100; so are FLOP.
+Seconds are of the backward alone: on a GPU by CUDA events around single calls, L2 overwritten
+before each; on a CPU by the clock, at least R calls, more of short ones, and no further call after
+`--limit` seconds. Peak memory is what forward and backward added: to the allocator of a GPU, to
+resident memory on a CPU. Bytes through global memory are those of the model for the Hopper kernels
+(docs/io.md), behind the L2 of an H100; so are FLOP. `--emulate` counts them at these lengths,
+`--ncu` those of DRAM on the GPU at hand.
 
 Gradients of both ways are compared with fp64 at every length, over one head of one batch entry.
+
+`--write docs` writes docs/stored_vs_recomputed.md and its plot (`recomputation_report.py`);
+`--refresh docs` measures nothing and writes only the model's and the emulator's part of the page,
+after a change of plans. Exit status: 1 where a gradient or a modelled byte is wrong, 2 where ncu
+cannot run.
 """
 
 from __future__ import annotations
@@ -25,181 +28,189 @@ import json
 import math
 import multiprocessing
 import platform
-import resource
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import takewhile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import hopperflash
-from hopperflash.analysis.tiled_traffic import L2, tiled_traffic
-from hopperflash.analysis.traffic import materialized_traffic
-from hopperflash.plan import LaunchPlan
+from hopperflash.bench.timing import Timer
+from hopperflash.errors import HopperflashError
 from hopperflash.problem.mask import MaskSpec
 from hopperflash.reference import materialized_attention
-from profiling import recomputation_report
-from profiling.recomputation_report import WAYS, Measurement
+from profiling import recomputation_bytes, recomputation_report
+from profiling.recomputation import SCALE, WAYS, Operands
+from profiling.recomputation_bytes import Counted
+from profiling.recomputation_report import Circumstances, Measurement
 
-BATCH, HEADS, HEAD_DIM = 2, 16, 64
-SCALE = HEAD_DIM**-0.5
-LENGTHS = (512, 1024, 2048, 4096)
-H100 = L2(50 << 20, 132)
-
-
-class StoredAttention(torch.autograd.Function):
-    """Softmax attention that keeps its probabilities, (batch, heads, seqlen, ...)."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        probabilities = torch.softmax((q @ k.mT).float().mul_(SCALE), dim=-1).to(q.dtype)
-        ctx.save_for_backward(q, k, v, probabilities)
-        return probabilities @ v
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, probabilities = ctx.saved_tensors
-        dv = probabilities.mT @ dout
-        dscores = (dout @ v.mT).float()
-        dscores -= (dscores * probabilities).sum(dim=-1, keepdim=True)
-        dscores = dscores.mul_(probabilities).mul_(SCALE).to(q.dtype)
-        return dscores @ k, dscores.mT @ q, dv
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+EMULATED = (64, 128, 256, 512)
+REPEAT = {"cpu": 5, "cuda": 20}
+STEADY = 5.0  # seconds of calls on a CPU, which short ones need for a steady median
 
 
-def stored(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Operands and result (batch, seqlen, heads, head_dim)."""
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    return StoredAttention.apply(*heads_first).transpose(1, 2)
-
-
-def measure(seqlen: int, way: str, device: str, repeat: int) -> Measurement:
+def measure(seqlen: int, way: str, device: str, repeat: int, limit: float) -> Measurement:
     """Runs one case in this process, whose peak memory counts."""
-    torch.manual_seed(seqlen)
-    shape = (BATCH, seqlen, HEADS, HEAD_DIM)
-    q, k, v, dout = (torch.randn(shape).bfloat16().to(device) for _ in range(4))
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    attend = stored if way == "stored" else hopperflash.flash_attn_func
-    before = _peak(device, reset=True)
-    out = attend(*leaves)
-    gradients, seconds = [], []
-    for _ in range(repeat):
-        start = _now(device)
-        gradients = torch.autograd.grad(out, leaves, dout, retain_graph=True)
-        seconds.append(_now(device) - start)
-    peak = _peak(device) - before
-    return Measurement(
-        seqlen=seqlen,
-        way=way,
+    # What libraries set up once is no part of it.
+    Operands.random(8, device).forward(way)()
+    operands = Operands.random(seqlen, device)
+    before = _memory(device, reset=True)
+    backward = operands.forward(way)
+    start = time.perf_counter()
+    gradients = backward()
+    first = time.perf_counter() - start
+    peak = _memory(device) - before
+    seconds = (
+        Timer(device).sample(backward, "cold", repeat)
+        if device == "cuda"
+        else _by_the_clock(backward, first, repeat, limit)
+    )
+    return replace(
+        by_the_model(seqlen, way),
         device=torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        runs=len(seconds),
         seconds=statistics.median(seconds),
         peak_bytes=peak,
-        moved_bytes=moved_bytes(seqlen, way),
-        flops=flops(seqlen, way),
-        errors=_errors((q, k, v, dout), gradients),
+        errors=_errors(operands, gradients),
     )
-
-
-def moved_bytes(seqlen: int, way: str) -> int:
-    """Of the backward alone; both ways read what their forward left."""
-    plan = _plan(seqlen)
-    if way == "stored":
-        return materialized_traffic(plan.problem, "backward").total
-    return tiled_traffic(plan).behind(H100).total
-
-
-def flops(seqlen: int, way: str) -> int:
-    """Of the products of the backward alone: four, and that of Q and K again where recomputed."""
-    recomputed = _plan(seqlen).problem.useful_flops("backward")
-    scores = 2 * BATCH * HEADS * seqlen**2 * HEAD_DIM
-    return recomputed if way == "recomputed" else recomputed - scores
 
 
 def by_the_model(seqlen: int, way: str) -> Measurement:
     """A case of which nothing was measured."""
-    unknown = (math.nan,) * 3
     return Measurement(
-        seqlen, way, "", math.nan, 0, moved_bytes(seqlen, way), flops(seqlen, way), unknown
+        seqlen=seqlen,
+        way=way,
+        device="",
+        runs=0,
+        seconds=math.nan,
+        peak_bytes=0,
+        moved_bytes=recomputation_bytes.moved_bytes(seqlen, way),
+        flops=recomputation_bytes.flops(seqlen, way),
+        errors=(math.nan,) * 3,
     )
 
 
-def least_length() -> int:
-    """The length from which on the recomputed backward moves less, in steps of 8, by the model."""
-    lengths = range(LENGTHS[0], 0, -8)
-    return min(
-        takewhile(lambda n: moved_bytes(n, "recomputed") < moved_bytes(n, "stored"), lengths)
-    )
+def _by_the_clock(
+    call: Callable[[], object], first: float, repeat: int, limit: float
+) -> list[float]:
+    """Seconds of single calls, of which the first took `first`."""
+    found = [first]
+    while sum(found) < limit and (len(found) < repeat or sum(found) < STEADY):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return found
 
 
-def _plan(seqlen: int) -> LaunchPlan:
-    x = torch.empty(BATCH, seqlen, HEADS, HEAD_DIM, dtype=torch.bfloat16, device="meta")
-    return hopperflash.make_plan(x, x, x, arch="sm_90a", direction="backward")
-
-
-def _errors(operands: tuple[Tensor, ...], gradients: Sequence[Tensor]) -> tuple[float, ...]:
+def _errors(operands: Operands, gradients: Sequence[Tensor]) -> tuple[float, ...]:
     """Relative RMS of dQ, dK and dV of the first head of the first batch entry against fp64."""
-    q, k, v, dout = (x.detach()[:1, :, :1].cpu().double() for x in operands)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
+    x = operands
+    *leaves, dout = (t.detach()[:1, :, :1].cpu().double() for t in (x.q, x.k, x.v, x.dout))
+    for leaf in leaves:
+        leaf.requires_grad_()
     out, _ = materialized_attention(*leaves, MaskSpec(), softmax_scale=SCALE)
     wanted = torch.autograd.grad(out, leaves, dout)
-    found = (x[:1, :, :1].cpu().double() for x in gradients)
+    found = (gradient[:1, :, :1].cpu().double() for gradient in gradients)
     return tuple(
-        float((x - want).norm() / want.norm()) for x, want in zip(found, wanted, strict=True)
+        float((one - want).norm() / want.norm()) for one, want in zip(found, wanted, strict=True)
     )
 
 
-def _peak(device: str, *, reset: bool = False) -> int:
-    """Bytes of the largest extent so far; a CPU process's is resident memory and only grows."""
+def _memory(device: str, *, reset: bool = False) -> int:
+    """Bytes in use at most since the reset, which itself tells those in use."""
     if device == "cuda":
         if reset:
             torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")  # the mark of VmHWM
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (mark,) = (line for line in lines if line.startswith("VmHWM"))
+    return int(mark.split()[1]) * 1024
 
 
-def _now(device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _in_a_process(arguments: tuple[int, str, str, int]) -> Measurement:
+def _in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, arguments)
+        return pool.apply(work, arguments)
 
 
-def main() -> None:
-    """Fails where a gradient is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def _cases(chosen: argparse.Namespace, repeat: int) -> list[Measurement]:
+    """Every length in both ways."""
+    cases = [(seqlen, way) for seqlen in chosen.lengths for way in WAYS]
+    counted = _counted_by_ncu(cases) if chosen.ncu else {}
+    return [
+        replace(
+            _in_a_process(measure, *case, chosen.device, repeat, chosen.limit),
+            dram_bytes=counted.get(case),
+        )
+        for case in cases
+    ]
+
+
+def _counted_by_ncu(cases: Sequence[tuple[int, str]]) -> dict[tuple[int, str], int]:
+    recomputation_bytes.require_nsight_compute()
+    with tempfile.TemporaryDirectory() as folder:
+        return {case: recomputation_bytes.by_nsight_compute(*case, Path(folder)) for case in cases}
+
+
+def _emulated(lengths: Sequence[int]) -> list[Counted]:
+    """Counts at these lengths; ends the run where the model says otherwise."""
+    counts = [recomputation_bytes.emulated(seqlen) for seqlen in lengths]
+    wrong = [one for one in counts if not one.as_modelled]
+    if wrong:
+        raise SystemExit(f"the model has other bytes than the emulator: {wrong}")
+    return counts
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int)
+    parser.add_argument("--limit", type=float, default=300.0)
+    parser.add_argument("--emulate", type=int, nargs="+", default=EMULATED)
+    parser.add_argument("--ncu", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, metavar="FOLDER")
     parser.add_argument("--refresh", type=Path, metavar="FOLDER")
-    chosen = parser.parse_args()
+    return parser
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    least = recomputation_bytes.least_length()
     if chosen.refresh is not None:
         cases = [by_the_model(seqlen, way) for seqlen in LENGTHS for way in WAYS]
-        recomputation_report.refresh(cases, least_length(), chosen.refresh)
+        recomputation_report.refresh(cases, least, _emulated(EMULATED), chosen.refresh)
         return
-    where = recomputation_report.circumstances(chosen.device, chosen.repeat)
-    found = [
-        _in_a_process((seqlen, way, chosen.device, chosen.repeat))
-        for seqlen in chosen.lengths
-        for way in WAYS
-    ]
-    print("\n".join(recomputation_report.measured(found, where)))
+    repeat = chosen.repeat or REPEAT[chosen.device]
+    now = Circumstances.now(chosen.device, repeat)
+    found = _cases(chosen, repeat)
+    print("\n".join(recomputation_report.measured(found, now)))
     if chosen.json is not None:
         chosen.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
     wrong = [one for one in found if not one.right]
     if wrong:
         raise SystemExit(f"gradients are off: {wrong}")
     if chosen.write is not None:
-        recomputation_report.write(found, where, least_length(), chosen.write)
+        counts = _emulated(chosen.emulate)
+        recomputation_report.write(found, now, least, counts, chosen.write)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fails where a gradient or the model is wrong."""
+    try:
+        _run(_parser().parse_args(arguments))
+    except HopperflashError as refused:
+        print(refused, file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

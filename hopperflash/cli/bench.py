@@ -120,7 +120,7 @@ def benchmark_of(options: BenchOptions) -> Benchmark:
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cuda" and not torch.cuda.is_available():
             raise InvalidArgument("--device is cuda: torch sees no CUDA device")
-        if device == "cpu":
+        if device == "cpu" and options.json == TO_STDOUT:  # the tables begin with it
             stderr().print(ON_A_CPU, style="bold", markup=False)
         grid = grid_of(options, device, [mask == "causal" for mask in chosen["mask"]])
         names = tuple(name for name in options.against.split(",") if name)

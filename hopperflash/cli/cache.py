@@ -30,6 +30,8 @@ class Found:
     used: str
     """When it was last read or written."""
     name: str = ""
+    entry: str = ""
+    """What the kernel is called in its PTX: dtype, head dims, tile, mask."""
     spec: str = ""
     installation: dict[str, str] = field(default_factory=dict)
     current: bool = False
@@ -69,8 +71,8 @@ def list_entries(options: CacheOptions) -> None:
     console = stdout()
     for entry in found:
         state = entry.problem or ("current" if entry.current else "of another installation")
-        label = entry.name or Path(entry.path).name
-        console.print(f"{entry.used}  {entry.bytes:>8} B  {label:<40}{state}", markup=False)
+        label = f"{entry.name}  {entry.entry}" if entry.name else Path(entry.path).name
+        console.print(f"{entry.used}  {entry.bytes:>8} B  {label}  {state}", markup=False)
     limit = size_limit() // MIB
     summary = f"{len(found)} kernels, {total / MIB:.1f} MiB of {limit} MiB in {store.folder}"
     console.print(summary, markup=False)
@@ -131,7 +133,7 @@ def _inspect(store: Store, entry: Entry, *, linked: bool = False) -> Found:
             problem = f"{path} does not link: {unlinkable}"
     current = _is_current(key)
     facts = dict(key.installation)
-    return Found(path, entry.bytes, used, key.name, key.spec, facts, current, problem)
+    return Found(path, entry.bytes, used, key.name, binary.entry, key.spec, facts, current, problem)
 
 
 def _is_current(key: CacheKey) -> bool:

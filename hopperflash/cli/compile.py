@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hopperflash.cli.explain import ExplainOptions, plan_of
-from hopperflash.cli.options import DTypeName, command, flag, size
+from hopperflash.cli.options import DTypeName, SmMargin, command, flag, size
 from hopperflash.cli.output import print_json, stages, stdout
 from hopperflash.errors import UnsupportedProblem
 
@@ -30,6 +30,7 @@ class CompileOptions:
     causal: Annotated[bool | None, flag("Mask.", "--causal/--full", show_default="causal")] = None
     window: Annotated[str | None, flag("LEFT,RIGHT keys a query sees; -1 is unbounded.")] = None
     softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
+    sm_margin: SmMargin = 0
     varlen: Annotated[bool, flag("Packed sequences.", "--varlen")] = False
     heads: Annotated[int | None, size("Query heads.", 2)] = None
     kv_heads: Annotated[int | None, size("Key heads; divides heads.", "heads")] = None
@@ -74,6 +75,7 @@ def _specs(options: CompileOptions) -> list[KernelSpec]:
             causal=options.causal,
             window=options.window,
             softcap=options.softcap,
+            sm_margin=options.sm_margin,
             seqlens="512" if options.varlen else None,
             arch=options.arch,
             direction=options.direction,

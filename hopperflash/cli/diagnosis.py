@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hopperflash import env, plan
+from hopperflash.analysis import DisassemblerMissing, find_nvdisasm
 from hopperflash.cli import trials
 from hopperflash.cli.output import Stages
 from hopperflash.cli.requirements import NEEDED, PEERS, unmet, versions
@@ -64,13 +66,14 @@ class CacheState:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found; no version where a distribution is not installed."""
+    """What was found; no version where something is not installed."""
 
     python: str
     executable: str
     platform: str
     cpus: int
     versions: dict[str, str | None]
+    nvdisasm: str | None
     unmet_requirements: tuple[str, ...]
     cuda: Cuda
     gpus: tuple[Gpu, ...]
@@ -97,6 +100,7 @@ def diagnose(progress: Stages, tried: bool) -> Diagnosis:
         platform=platform.platform(),
         cpus=len(os.sched_getaffinity(0)),
         versions=versions((*NEEDED, *PEERS)),
+        nvdisasm=_nvdisasm(),
         unmet_requirements=tuple(unmet(NEEDED)),
         cuda=cuda,
         gpus=gpus,
@@ -132,6 +136,17 @@ def _torch_sees(gpu: Gpu) -> bool:
     import torch
 
     return int(gpu.device.removeprefix("cuda:")) < torch.cuda.device_count()
+
+
+def _nvdisasm() -> str | None:
+    """Version and place of the disassembler, which reports of machine code need."""
+    try:
+        path = find_nvdisasm()
+    except DisassemblerMissing:
+        return None
+    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    version = re.search(r"\bV(\d[\d.]*)", told.stdout)
+    return f"{version[1] if version else 'of unknown version'} ({path})"
 
 
 def _torch_cuda() -> str | None:

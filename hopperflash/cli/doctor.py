@@ -16,6 +16,10 @@ from hopperflash.cli.requirements import NEEDED, PEERS
 
 LABEL_WIDTH = 30
 ANSWERS = {True: "yes", False: "no", None: "not tried"}
+NO_NVDISASM = (
+    "missing: `hopperflash compile` needs it; it comes with the extras `profiling` and `test`, or"
+    " by `pip install nvidia-cuda-nvdisasm`"
+)
 MIB, GIB = 1 << 20, 1 << 30
 
 Line = Callable[[str, str], None]
@@ -60,6 +64,7 @@ def show(found: Diagnosis, console: Console) -> None:
         version = found.versions[name]
         if version or name in NEEDED:
             line(name, version or "not installed")
+    line("nvdisasm", found.nvdisasm or NO_NVDISASM)
     for requirement in found.unmet_requirements:
         line("requirement not met", requirement)
     _show_cuda(found, line)

@@ -52,9 +52,8 @@ def random_inputs(sizes: Sizes, seed: int) -> Inputs:
 def random_attention(options: ProblemOptions, seed: int) -> Attention:
     """The problem that options describe, on the CPU, with standard normal operands."""
     sizes, seqlens, asked = Sizes.of(options), options.packed_lengths, options.attention
-    keywords = {
-        "causal": asked.causal, "window_size": asked.window_size, "softcap": asked.softcap
-    }  # fmt: skip
+    names = ("causal", "window_size", "softcap", "sm_margin")
+    keywords = {name: getattr(asked, name) for name in names}
     if seqlens is None:
         return Attention(*random_inputs(sizes, seed).operands, keywords)
     sizes = replace(sizes, batch=1, seqlen_q=sum(seqlens), seqlen_k=sum(seqlens))

@@ -41,6 +41,7 @@ def size(help_text: str, default: int | str) -> Any:
 
 # What torch.Generator takes as a signed seed, less the one that the gradients add.
 SEED_MAX = 2**63 - 2
+SmMargin = Annotated[int, flag("SMs that are left to other kernels.", min=0)]
 Seed = Annotated[int, flag("Of the random inputs and the random schedule.", min=0, max=SEED_MAX)]
 
 
@@ -65,6 +66,7 @@ class ProblemOptions(SizeOptions):
     seqlens: Annotated[str | None, flag("Packed sequences of these lengths: 5,130,0.")] = None
     window: Annotated[str | None, flag("LEFT,RIGHT keys a query sees; -1 is unbounded.")] = None
     softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
+    sm_margin: SmMargin = 0
 
     @property
     def packed_lengths(self) -> tuple[int, ...] | None:
@@ -85,14 +87,16 @@ class ProblemOptions(SizeOptions):
 
     @property
     def attention(self) -> AttnOptions:
-        """The mask and the cap; a window alone is not causal."""
+        """The mask, the cap and the SMs to leave; a window alone is not causal."""
         causal = self.causal is True if self.window is not None else self.causal is not False
         window: tuple[int, ...] = (-1, -1)
         if self.window is not None:
             window = integers("--window", self.window, "512,0")
             if len(window) != 2:
                 raise InvalidArgument(f"--window is {self.window!r}: give LEFT,RIGHT such as 512,0")
-        return AttnOptions(causal=causal, window_size=window, softcap=self.softcap)
+        return AttnOptions(
+            causal=causal, window_size=window, softcap=self.softcap, sm_margin=self.sm_margin
+        )
 
 
 def integers(name: str, text: str, example: str) -> tuple[int, ...]:

@@ -15,11 +15,11 @@ import typer
 
 from hopperflash import env
 from hopperflash.cli.explain import ExplainOptions, plan_of
-from hopperflash.cli.options import DTypeName, command, flag, size
+from hopperflash.cli.options import DTypeName, SmMargin, command, flag, size
 from hopperflash.cli.output import WRONG, Stages, print_json, stages, stderr, stdout
 from hopperflash.errors import CompileError, HopperflashError, InvalidArgument
 from hopperflash.plan import KernelSpec
-from hopperflash.runtime.cache import key_of, own_store
+from hopperflash.runtime.cache import Unusable, key_of, own_store
 from hopperflash.runtime.compile import warm_kernel
 
 _MASKS = {"causal": True, "full": False}
@@ -43,6 +43,7 @@ class WarmOptions:
     packed: Annotated[bool, flag("Packed sequences.", "--packed")] = False
     window: Annotated[str | None, flag("LEFT,RIGHT keys a query sees; -1 is unbounded.")] = None
     softcap: Annotated[float, flag("Caps scores at this; 0 for none.")] = 0.0
+    sm_margin: SmMargin = 0
     backend: Annotated[str | None, flag("sm90 or sm80; by default the first able one.")] = None
     jobs: Annotated[int | None, size("Processes.", "CPUs")] = None
     json: Annotated[bool, flag("Print one JSON document.", "--json")] = False
@@ -50,9 +51,13 @@ class WarmOptions:
 
 @dataclass(frozen=True)
 class Warmed:
-    """What became of one kernel; `error` is why it is not in the cache, "" where it is."""
+    """What became of one kernel; `error` is why it is not in the cache, "" where it is.
+
+    `entry` is what it is called in its PTX: dtype, head dims, tile, mask.
+    """
 
     name: str
+    entry: str
     compiled: bool
     seconds: float
     error: str = ""
@@ -79,7 +84,8 @@ def warm(options: WarmOptions) -> None:
     else:
         for result in results:
             state = result.error or ("compiled" if result.compiled else "was there")
-            stdout().print(f"{result.name:<40}{result.seconds:6.1f} s  {state}", markup=False)
+            label = f"{result.name}  {result.entry}"
+            stdout().print(f"{result.seconds:6.1f} s  {label}  {state}", markup=False)
         sound = len(results) - len(failed)
         stdout().print(f"{sound} kernels in {folder} after {seconds:.1f} s", markup=False)
     if failed:
@@ -138,6 +144,7 @@ def _problems(options: WarmOptions) -> list[ExplainOptions]:
             seqlens=",".join([str(seqlen)] * batch) if options.packed else None,
             window=options.window,
             softcap=options.softcap,
+            sm_margin=options.sm_margin,
             head_dim_v=options.head_dim_v,
             arch=arch,
             direction=direction,
@@ -162,12 +169,15 @@ def warm_all(specs: list[KernelSpec], jobs: int | None, progress: Stages) -> lis
 
 
 def _warm(spec: KernelSpec) -> Warmed:
-    key, start = key_of(spec), perf_counter()
-    compiled, error = False, ""
+    key, store, start = key_of(spec), own_store(), perf_counter()
+    compiled, entry, error = False, "", ""
     try:
         compiled = warm_kernel(spec)
-    except CompileError as failed:
+        binary = store.read(key)
+        if binary is None:
+            error = f"not kept in {store.folder}"
+        else:
+            entry = binary.entry
+    except (CompileError, Unusable) as failed:
         error = str(failed)
-    if not error and not (own_store().folder / key.file_name).exists():
-        error = f"not kept in {own_store().folder}"
-    return Warmed(key.name, compiled, perf_counter() - start, error)
+    return Warmed(key.name, entry, compiled, perf_counter() - start, error)

@@ -6,7 +6,7 @@ Names are those of ncu 2024.1 for gh100, ga100, ga102 and ad102 (`ncu --query-me
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 # Launch and occupancy facts and stalls; their names are in the section files of each release.
@@ -138,11 +138,15 @@ def base_names(listing: str) -> frozenset[str]:
     return frozenset(_BASE_NAME.findall(listing))
 
 
-def asked(target: str, known: frozenset[str] | None = None) -> tuple[str, ...]:
+def asked(
+    target: str,
+    known: frozenset[str] | None = None,
+    quantities: Sequence[Quantity] | None = None,
+) -> tuple[str, ...]:
     """Metrics to collect on a target's chip: of each quantity by the best way that it has.
 
     `known` are the base names that its ncu listed; without a list, what only Hopper has is asked of
-    Hopper alone.
+    Hopper alone. `quantities` are those wanted; None for all.
     """
 
     def has(name: str) -> bool:
@@ -150,7 +154,8 @@ def asked(target: str, known: frozenset[str] | None = None) -> tuple[str, ...]:
             return target == "sm_90a" or not _HOPPER.search(name)
         return name.partition(".")[0] in known
 
-    names = [name for quantity in QUANTITIES for name in quantity.asked(has)]
+    wanted = QUANTITIES if quantities is None else quantities
+    names = [name for quantity in wanted for name in quantity.asked(has)]
     return tuple(dict.fromkeys([*names, *DEVICE]))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from hopperflash import env
 from hopperflash.errors import InvalidArgument
 from hopperflash.profiler import metrics, tools
+from hopperflash.profiler.metrics import Quantity
 from hopperflash.profiler.tools import Command
 
 TOOL = "ncu"
@@ -37,6 +38,8 @@ class Settings:
     lineinfo: bool = False
     cache_control: str = "all"
     clock_control: str = "base"
+    kernels: str | None = OURS  # which of the target's; None for all
+    quantities: tuple[Quantity, ...] | None = None  # these alone; None for all there are
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,20 @@ class KernelProfile:
 
 
 def command(target: Sequence[str], settings: Settings, known: frozenset[str] | None) -> Command:
-    """The command that profiles this package's kernels inside the target's passes.
+    """The command that profiles kernels of the target, by default this package's.
 
     `known` are the metrics of the chip where they were listed; None to ask for all that are wanted.
     """
     s = settings
-    sections = [*metrics.SECTIONS, *([metrics.LINE_SECTION] if s.lineinfo else [])]
+    sections = [
+        *(metrics.SECTIONS if s.quantities is None else ()),
+        *([metrics.LINE_SECTION] if s.lineinfo else []),
+    ]
     words = [tools.find(TOOL) or TOOL, "--profile-from-start", "off", "--nvtx"]
-    words += ["--kernel-name", OURS]
+    words += ["--kernel-name", s.kernels] if s.kernels is not None else []
     words += ["--set", "full"] if s.all_sections else []
     words += [word for section in sections for word in ("--section", section)]
-    words += ["--metrics", ",".join(metrics.asked(s.arch, known))]
+    words += ["--metrics", ",".join(metrics.asked(s.arch, known, s.quantities))]
     words += ["--import-source", "yes"] if s.lineinfo else []
     words += ["--cache-control", s.cache_control, "--clock-control", s.clock_control]
     words += ["--export", str(s.report), "--force-overwrite"]
@@ -83,14 +89,19 @@ def read(path: Path) -> tuple[KernelProfile, ...]:
 
     Raises `InvalidArgument` for a file that is neither, or holds no such kernel.
     """
-    if not path.is_file():
-        raise InvalidArgument(f"cannot read {path}: no such file")
-    found = _of_report(path) if path.suffix == SUFFIX else parse(path.read_text(errors="replace"))
+    found = launches_of(path)
     ours = [profile for profile in found if profile.name.startswith(OURS.rpartition("^")[2])]
     if not ours:
         others = ", ".join(sorted({profile.name for profile in found})) or "none"
         raise InvalidArgument(f"{path} holds no kernel of this package: found {others}")
     return merged(ours)
+
+
+def launches_of(path: Path) -> list[KernelProfile]:
+    """Every launch in such a file, of whatever kernel."""
+    if not path.is_file():
+        raise InvalidArgument(f"cannot read {path}: no such file")
+    return _of_report(path) if path.suffix == SUFFIX else parse(path.read_text(errors="replace"))
 
 
 def parse(text: str) -> list[KernelProfile]:

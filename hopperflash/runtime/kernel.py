@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,12 @@ class KernelBinary:
     host: HostObject
     ptx: str
     cubin: bytes
+
+    @property
+    def entry(self) -> str:
+        """The kernel's own name, which holds its dtype, head dims, tile and mask; "" in no PTX."""
+        found = re.search(r"\.entry\s+(\w+)", self.ptx)
+        return found[1] if found else ""
 
 
 class Artifacts(NamedTuple):

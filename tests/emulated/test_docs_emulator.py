@@ -29,6 +29,22 @@ def test_the_script_prints_sums_and_a_report(folder: Path) -> None:
     assert "4x3x1" in output and "no hazards" in output
 
 
+def test_schedules_give_the_same_bits(folder: Path) -> None:
+    assert run_program(folder, "schedules.py") == "1 result in all schedules\n"
+
+
+def test_the_ptx_may_be_deleted_once_compiled(folder: Path) -> None:
+    code = (
+        "import os, pathlib, torch; from hopperflash.emulator import launch\n"
+        "from row_sum import compiled; kernel = compiled()\n"
+        "files = list(pathlib.Path(os.environ['CUTE_DSL_DUMP_DIR']).glob('*.ptx'))\n"
+        "for file in files: file.unlink()\n"
+        "x, out = torch.ones(3, 1000), torch.empty(3)\n"
+        "launch(kernel, x, out); print(len(files), out.tolist())"
+    )
+    assert run_program(folder, "-c", code) == "1 [1000.0, 1000.0, 1000.0]\n"
+
+
 def test_processes_share_a_grid(folder: Path) -> None:
     assert "CTAs: 32 hazards: []" in run_program(folder, "row_sums_in_parallel.py")
 

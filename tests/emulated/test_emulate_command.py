@@ -45,6 +45,15 @@ def test_counters_follow_from_the_problem() -> None:
     assert sum(classes.values()) == counters["warp_instructions"]
 
 
+def test_sms_are_left_free() -> None:
+    result = emulate(*SIZES, "--sm-margin", "131", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    (launch,) = document["launches"]
+    assert launch["grid"] == [1, 1, 1]
+    assert document["counters"]["wgmma_flops"] == TILES * 2 * 2 * 128**3
+
+
 def test_report_for_people() -> None:
     result = emulate(*SIZES, "--schedule", "eager")
     assert result.exit_code == 0, result.output

@@ -242,7 +242,7 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
         "tests/emulated/test_docs_roles.py::test_the_page_and_its_pictures_are_current"
     ),
     "python -m profiling.stored_vs_recomputed --write docs": Run(
-        "--lengths 64 --repeat 1 --device cpu"
+        "--lengths 64 --repeat 1 --limit 1 --emulate 64 --device cpu", emulated=True
     ),
     "python -m profiling.peer_tiles": Run(),
     "python -m profiling.schedules": Run(),
@@ -253,18 +253,21 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
         "--limit 1 --jobs 1", emulated=True
     ),
     "python -m profiling.search --check": NotRun(_LONG),
-    "python -m profiling.search --check --write && ruff format": NotRun(_LONG),
+    "python -m profiling.search --check --write && ruff format": NotRun(
+        "writes into the package; tests/unit/test_search.py has its parts"
+    ),
     "python -m profiling.compare_counters": NotRun("needs flash-attn-4; " + _LONG),
-    "python -m profiling.emulator_bench": NotRun(_LONG),
+    "python -m profiling.emulator_bench": Run("--seqlen 128 --repeat 1", emulated=True),
     "python -m profiling.compare_sass": NotRun("needs flash-attn-4; " + _LONG),
     "python -m profiling.device_check --minutes 30 --out device-check": Elsewhere(
         "tests/unit/test_device_check.py::test_without_a_gpu_it_says_so_and_leaves_a_summary"
     ),
     "python -m tests.support.mutation_report": NotRun(_LONG),
-    "PYTHONPATH=. python tests/support/hazard_cost.py": NotRun(_LONG),
+    "python -m tests.support.hazard_cost": Run("--repeat 1", emulated=True),
     # On a GPU
-    "HOPPERFLASH_LOG=info hopperflash demo": Run(_SMALL, emulated=True),
-    "HOPPERFLASH_CACHE=off hopperflash demo": Run(_SMALL, emulated=True),
+    "HOPPERFLASH_CACHE=off HOPPERFLASH_LOG=info hopperflash demo": Elsewhere(
+        "tests/emulated/test_docs_debugging.py::test_the_log_says_what_is_compiled_and_why"
+    ),
     "compute-sanitizer --tool memcheck python repro.py": NotRun("needs a GPU"),
     "CUDA_LAUNCH_BLOCKING=1 python repro.py": NotRun("needs a GPU"),
     # Tests and checks

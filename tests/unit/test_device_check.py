@@ -153,7 +153,7 @@ def test_what_is_missing_is_named_with_what_to_carry(monkeypatch) -> None:
     missing, with_index, download, carry = device_check.obstacles()
     wanted = "'nvidia-cutlass-dsl>=4.8.1,<4.9'"
     assert missing == f"not installed: {wanted.strip(chr(39))}"
-    assert with_index.endswith(f"pip install {wanted}`")
+    assert with_index.endswith("pip install '.[test]'`, which brings them")
     assert "pip download" in download and download.endswith(f"--dest wheels {wanted}`")
     assert "carry the folder wheels" in carry and wanted in carry
 

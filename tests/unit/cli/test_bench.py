@@ -276,8 +276,8 @@ def test_a_machine_without_a_gpu_is_told_loudly(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
     result = bench("--device=cpu", "--mask=causal", "--l2=warm", f"--json={path}")
     assert result.exit_code == 0, result.stderr
+    assert result.output.count(ON_A_CPU) == 1
     assert ON_A_CPU in result.stdout
-    assert ON_A_CPU in result.stderr
     for words in ("fa3 is not here", "clocks are not noted", "GFLOP/s", "causal: half of either"):
         assert words in result.stdout
     found = json.loads(path.read_text())
@@ -296,6 +296,7 @@ def test_a_wrong_result_ends_the_command_with_1(monkeypatch) -> None:
     result = bench("--device=cpu", "--direction=forward", "--against=sdpa-math", "--json=-")
     assert result.exit_code == 1
     assert "WRONG: hopperflash, forward, batch 2, seqlen 16" in result.stderr
+    assert result.stderr.count(ON_A_CPU) == 1
     found = json.loads(result.stdout)
     assert found["ok"] is False
     timed = {row["implementation"] for row in found["rows"] if row["seconds"] is not None}

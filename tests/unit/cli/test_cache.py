@@ -17,7 +17,7 @@ from hopperflash.plan import arch_of, make_plan
 from hopperflash.plan.config import Scheduler
 from hopperflash.problem import AttnOptions
 from hopperflash.runtime.cache import Store
-from tests.support.cached_kernels import binary, key
+from tests.support.cached_kernels import ENTRY, binary, key
 from tests.support.problems import Sizes, problem
 
 
@@ -56,6 +56,7 @@ def test_lists_entries_and_their_state(three):
     for state in ("current", "of another installation", "is broken: the checksum"):
         assert sum(state in line for line in lines) == 1
     found = json.loads(cache("list", "--json").stdout)
+    assert sum(f"ForwardSm90-sm_90a  {ENTRY}  " in line for line in lines) == 2
     by_path = {entry["path"]: entry for entry in found["entries"]}
     assert set(by_path) == {str(path) for path in three.values()}
     assert by_path[str(three["current"])]["current"] is True
@@ -134,6 +135,11 @@ def test_warm_knows_packed_sequences_and_windows():
     assert [spec.config.scheduler for spec in dense] == schedulers
     assert [spec.config.scheduler for spec in packed] == schedulers
     assert {spec.ref for spec in packed} == {spec.ref for spec in dense}
+
+
+def test_warm_knows_grids_that_leave_sms_free():
+    specs = kernels_of(WarmOptions(direction="forward", sm_margin=16))
+    assert {spec.config.scheduler for spec in specs} == {Scheduler.DYNAMIC}
 
 
 def test_warm_refuses_with_every_reason():

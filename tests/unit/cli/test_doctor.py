@@ -233,6 +233,23 @@ def test_requirements_that_are_not_met(monkeypatch):
     ]
 
 
+def test_the_disassembler(monkeypatch, tmp_path):
+    tool = tmp_path / "nvdisasm"
+    tool.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.88'\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(diagnosis, "find_nvdisasm", lambda: tool)
+    assert f"nvdisasm                      12.9.88 ({tool})\n" in doctor("--quick").stdout
+
+    def missing():
+        raise diagnosis.DisassemblerMissing("nvdisasm not found:")
+
+    monkeypatch.setattr(diagnosis, "find_nvdisasm", missing)
+    result = doctor("--quick")
+    assert result.exit_code == 0
+    assert "nvdisasm                      missing: `hopperflash compile`" in result.stdout
+    assert "it comes with the extras `profiling` and `test`" in result.stdout
+
+
 def test_the_release_of_the_driver(monkeypatch, tmp_path):
     path = tmp_path / "version"
     path.write_text(

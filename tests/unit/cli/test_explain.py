@@ -44,6 +44,14 @@ def test_window_and_cap():
     assert result.stdout == plan.explain(plan.make_plan(expected, plan.arch_of("sm_90a"))) + "\n"
 
 
+def test_sms_left_free():
+    options = AttnOptions(causal=True, sm_margin=20)
+    expected = problem(Sizes(), options, device="cuda")
+    result = explain(*ARGUMENTS, "--sm-margin", "20")
+    assert result.stdout == plan.explain(plan.make_plan(expected, plan.arch_of("sm_90a"))) + "\n"
+    assert "sm_margin 20 of 132 SMs leaves 112" in result.stdout
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_packed_sequences(direction):
     sizes = ARGUMENTS[6:]
@@ -82,6 +90,7 @@ def test_sizes_beyond_memory_are_planned():
         (["--window", "a,0"], "give numbers such as 512,0"),
         (["--window", "-5,0"], "window_size left is -5"),
         (["--softcap", "-1"], "softcap is -1.0"),
+        (["--sm-margin", "132"], "sm_margin 132 leaves none of the 132 SMs"),
         (["--seqlens", "5,x"], "give numbers such as 5,130,0"),
         (["--seqlens", "5,-1"], "--seqlens holds -1: give lengths"),
         (["--seqlens", "5", "--seqlen-k", "7"], "leave --seqlen-k away"),

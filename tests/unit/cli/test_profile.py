@@ -52,13 +52,14 @@ def test_a_dry_run_prints_a_command_that_runs_the_target(tool):
 def test_the_target_is_given_every_option_that_is_not_as_by_default():
     given = TargetOptions(
         seqlens="5,130", window="31,0", softcap=20.0, dtype=DTypeName.FP16, causal=False,
-        deterministic=True, backend="sm80", iterations=2, warm_up=0, seed=3, direction="forward",
+        sm_margin=8, deterministic=True, backend="sm80", iterations=2, warm_up=0, seed=3,
+        direction="forward",
     )  # fmt: skip
     words = target_command(given)[5:]
     assert set(words) == {
         "--seqlens=5,130", "--window=31,0", "--softcap=20.0", "--dtype=fp16", "--full",
-        "--deterministic", "--backend=sm80", "--iterations=2", "--warm-up=0", "--seed=3",
-        "--direction=forward",
+        "--sm-margin=8", "--deterministic", "--backend=sm80", "--iterations=2", "--warm-up=0",
+        "--seed=3", "--direction=forward",
     }  # fmt: skip
     assert target_command(TargetOptions())[5:] == ()
     assert target_command(NcuOptions(lineinfo=True)) == target_command(TargetOptions())
