@@ -12,13 +12,19 @@ from hopperflash.runtime.emulation import SCHEDULES
 from tests.support.band_cases import BAND_CASES
 from tests.support.cases import check_forward
 from tests.support.gradient_cases import BackwardCase, check_backward
-from tests.support.packed_cases import PACKED_CASES, PackedCase, check_packed, compute
+from tests.support.packed_cases import (
+    PACKED_CASES,
+    PackedCase,
+    check_packed,
+    compute,
+    runs_by_default,
+)
 
 pytestmark = pytest.mark.emulated
 
 
 def _params(cases: Sequence[BackwardCase]) -> list[Any]:
-    """Every case in one schedule; compiling costs most, so most head dims are slow tests."""
+    """Every case in one schedule; compiling costs most, so half of the kernels are slow tests."""
     return [
         pytest.param(
             case,
@@ -26,14 +32,11 @@ def _params(cases: Sequence[BackwardCase]) -> list[Any]:
             id=f"{case}-{SCHEDULES[index % 3]}",
             marks=[
                 pytest.mark.xdist_group(f"bands-{case.mask.kind.value}-{case.head_dim}"),
-                *([] if (case.head_dim, case.head_dim_v) in _SAMPLED else [pytest.mark.slow]),
+                *([] if runs_by_default(case, wide=(192, 128)) else [pytest.mark.slow]),
             ],
         )
         for index, case in enumerate(cases)
     ]
-
-
-_SAMPLED = ((64, 64), (192, 128))
 
 
 @pytest.mark.parametrize(("case", "schedule"), _params(BAND_CASES))

@@ -105,7 +105,8 @@ def test_a_broken_entry_is_compiled_anew(cold, folder):
 
 def test_the_warm_command_fills_the_cache_of_the_run():
     """With the command's own processes; the kernel may be there from other tests."""
-    arguments = ["cache", "warm", "--direction", "forward", "--heads", "1", "--json"]
+    arguments = ["cache", "warm", "--direction", "forward", "--heads", "1", "--head-dim", "64",
+                 "--jobs", "1", "--json"]  # fmt: skip
     found = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert found["ok"] is True
     assert {kernel["name"] for kernel in found["kernels"]} == {"ForwardSm90-sm_90a"}

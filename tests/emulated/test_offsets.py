@@ -60,14 +60,14 @@ def compare(
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_dense_tensors_larger_than_31_bits(arch: str) -> None:
     """Batch entries, rows and heads, each far apart."""
-    operands = [torch.randn(3, 3, 3, 8).half() for _ in range(4)]
+    operands = [torch.randn(3, 3, 3, 8).bfloat16() for _ in range(4)]
     compare(arch, operands, (0, 1, 2), hopperflash.flash_attn_func)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_gradients_larger_than_31_bits(arch: str) -> None:
     """Written in place to memory whose heads are far apart."""
-    q, k, v, dout = (torch.randn(1, 3, 3, 8).half() for _ in range(4))
+    q, k, v, dout = (torch.randn(1, 3, 3, 8).bfloat16() for _ in range(4))
     with hopperflash.emulate(arch, hazards="basic"):
         out, lse = hopperflash.flash_attn_func(q, k, v, return_lse=True)
         call = (dout, q, k, v, out, lse)
@@ -110,5 +110,5 @@ def test_packed_tensors_larger_than_31_bits(arch: str) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
         return hopperflash.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 1, 1, out=out)
 
-    operands = [torch.randn(3, 3, 8).half() for _ in range(4)]
+    operands = [torch.randn(3, 3, 8).bfloat16() for _ in range(4)]
     compare(arch, operands, (0, 1), call)

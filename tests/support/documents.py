@@ -205,10 +205,10 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
         "tests/emulated/test_cache.py::test_the_warm_command_fills_the_cache_of_the_run"
     ),
     "hopperflash cache warm --head-dim 64,128 --dtype bf16 --mask causal,full": Run(
-        "--head-dim 64 --mask causal --direction forward", emulated=True
+        "--head-dim 64 --mask causal --direction forward --heads 1 --jobs 1", emulated=True
     ),
     "HOPPERFLASH_CACHE_DIR=/shared/hopperflash hopperflash cache warm --head-dim 64": Run(
-        "--mask causal --direction forward --dtype bf16", emulated=True
+        "--mask causal --direction forward --dtype bf16 --heads 1 --jobs 1", emulated=True
     ),
     "hopperflash cache list": Run(),
     "hopperflash cache verify": Run(emulated=True),
@@ -247,10 +247,10 @@ COMMANDS: dict[str, Run | Elsewhere | NotRun] = {
     "python -m profiling.peer_tiles": Run(),
     "python -m profiling.schedules": Run(),
     "python -m profiling.search --head-dim 128 --mask causal --direction forward": Run(
-        "--limit 1 --jobs 1", emulated=True
+        "--limit 1 --jobs 1 --head-dim 64", emulated=True
     ),
     "python -m profiling.search --head-dim 256 --mask causal --direction forward --limit 5": Run(
-        "--limit 1 --jobs 1", emulated=True
+        "--limit 1 --jobs 1 --head-dim 64", emulated=True
     ),
     "python -m profiling.search --check": NotRun(_LONG),
     "python -m profiling.search --check --write && ruff format": NotRun(

@@ -197,8 +197,14 @@ def group_cases() -> Iterator[BackwardCase]:
 
 def unequal_cases() -> Iterator[BackwardCase]:
     """Head dims of K and V that differ either way, under query heads that share both."""
-    for pair, (heads_q, heads_k) in (((128, 64), (4, 2)), ((96, 32), (3, 1)), ((64, 128), (4, 1))):
-        yield _case("unequal", (129, 70), pair, causal=True, heads_q=heads_q, heads_k=heads_k)
+    kernels: tuple[tuple[DTypeName, tuple[int, int], tuple[int, int]], ...] = (
+        ("bf16", (128, 64), (4, 2)),
+        ("fp16", (96, 32), (3, 1)),
+        ("fp16", (64, 128), (4, 1)),
+    )
+    for dtype, pair, (heads_q, heads_k) in kernels:
+        fields: dict[str, Any] = {"dtype": dtype, "heads_q": heads_q, "heads_k": heads_k}
+        yield _case("unequal", (129, 70), pair, causal=True, **fields)
 
 
 def batch_cases() -> Iterator[BackwardCase]:

@@ -246,3 +246,23 @@ def _case(
 PACKED_CASES: tuple[PackedCase, ...] = tuple(
     chain(mask_cases(), used_cases(), group_cases(), wide_cases(), unequal_cases(), half_cases())
 )
+
+
+def runs_by_default(case: BackwardCase, wide: tuple[int, int]) -> bool:
+    """Whether a case with a band, a cap or packed sequences runs without `-m slow`.
+
+    A kernel takes seconds to compile, and executing it tenths of one. At head dim 64 each feature
+    has a kernel, but not each pair of them: packed, caps come with a window, and a group has 7
+    heads. At the head dims `wide` one kernel has all of them, in order; test_property.py draws
+    problems of others.
+    """
+    packed = isinstance(case, PackedCase)
+    if (case.head_dim, case.head_dim_v) == wide:
+        return packed and case.deterministic
+    if (case.head_dim, case.head_dim_v) != (64, 64):
+        return False
+    if not packed:
+        return True
+    if case.softcap and case.window == (-1, -1):
+        return False
+    return case.name != "group" or case.heads_q == 7

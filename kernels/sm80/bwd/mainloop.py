@@ -25,6 +25,7 @@ from ...common.layouts import convert_operand_a, mn_view, operand_a_view
 from ...common.mask import mask_transposed_scores
 from ...common.sequence import Rows, sequence_rows
 from ...common.tiles import KeyTile
+from ...common.work import anew
 from .. import copies, cp_async
 from ..mma import gemm, smem_operand, transposed
 
@@ -216,7 +217,8 @@ def one_query_block(
             thr_mma,
             mma.get_slice(0),
             m_block * config.tile_m,
-            ctx.tile.n_block * config.tile_n,
+            # Which queries a key sees would be kept over the loop for every row of a thread.
+            anew(ctx.tile.n_block * config.tile_n),
             ctx.tile.sequence.seqlens,
             ctx.band,
         )
