@@ -6,14 +6,14 @@ A candidate is a row, so that whatever a configuration takes beside it is as pla
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
 from hopperflash.plan import ArchSpec, KernelRef, feasibility, feasibility_sm80
 from hopperflash.plan import tiles_sm80 as sm80
 from hopperflash.plan import tiles_sm90 as sm90
-from hopperflash.plan.clusters import sharing
+from hopperflash.plan.clusters import in_cluster, sharing
 from hopperflash.plan.config import (
     MMA_ROWS,
     WGMMA_ROWS,
@@ -143,8 +143,8 @@ def candidate_of(tile: Any, case: Case, table: Table) -> Candidate:
     names = {field.name for field in fields(table.row_type)}
     free = tuple((name, getattr(tile, name)) for name in AXES[table.row_type] if name in names)
     config = table.config_of(tile, case.head_dim, case.head_dim_v)
-    if isinstance(config, ForwardConfig):
-        config = replace(config, cluster_m=sharing(config, plan_of_head(case).problem).ctas)
+    if isinstance(config, (ForwardConfig, BackwardConfig)):
+        config = in_cluster(config, sharing(config, plan_of_head(case).problem).ctas)
     return Candidate(free, config)
 
 

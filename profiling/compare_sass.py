@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -28,10 +27,6 @@ from hopperflash.plan.block_range import (
 from hopperflash.plan.config import BackwardConfig, ForwardConfig, POperand
 from hopperflash.plan.cost import Moved, moved_bytes
 from hopperflash.plan.sm90 import SM90
-from hopperflash.plan.tiles_sm90 import (
-    backward_config,
-    backward_tile,
-)
 from hopperflash.plan.units import HOPPER
 from hopperflash.problem import DType, MaskKind, MaskSpec, Signature
 from profiling.peer import KERNELS, PeerKernel, compile_peer
@@ -137,28 +132,21 @@ def our_side(case: Case) -> Side:
     """What the plan has for a case, compiled."""
     from hopperflash.runtime.compile import compile_kernel
 
-    dims = (case.head_dim, case.head_dim_v)
-    config: ForwardConfig | BackwardConfig
-    if case.direction == "forward":
-        ref, config = SM90.forward, planned_forward(case)
-    else:
-        ref, config = SM90.backward, backward_config(backward_tile(*dims, case.mask), *dims)
+    ref, config = getattr(SM90, case.direction), planned_config(case)
     spec = KernelSpec(ref, config, Signature(DType.BFLOAT16, case.mask), "sm_90a")
     cubin = compile_kernel(spec).artifacts.CUBIN
     (kernel,) = inspect_cubin(cubin)
     return side(case, config, kernel, moved_bytes(config, ITEMSIZE))
 
 
-def planned_forward(case: Case) -> ForwardConfig:
-    """The configuration of a forward of one head of SEQLEN queries and keys."""
-    (call,) = plan_of_head(case).calls
-    assert isinstance(call.spec.config, ForwardConfig)
-    return call.spec.config
+def planned_config(case: Case) -> ForwardConfig | BackwardConfig:
+    """The configuration of the main kernel for one head of SEQLEN queries and keys."""
+    configs = (call.spec.config for call in plan_of_head(case).calls)
+    return next(c for c in configs if isinstance(c, (ForwardConfig, BackwardConfig)))
 
 
-@cache
 def plan_of_head(case: Case) -> LaunchPlan:
-    """The plan of a forward of one head of SEQLEN queries and keys."""
+    """The plan for one head of SEQLEN queries and keys."""
     options = ExplainOptions(
         seqlen=SEQLEN,
         heads=1,
@@ -167,6 +155,7 @@ def plan_of_head(case: Case) -> LaunchPlan:
         head_dim_v=case.head_dim_v,
         causal=case.mask is MaskKind.CAUSAL,
         window=f"{WINDOW_LEFT},0" if case.mask is MaskKind.WINDOW else None,
+        direction=case.direction,
     )
     return plan_of(options)
 

@@ -58,8 +58,9 @@ class Question:
         config, schedulers = candidate.config, [Scheduler.PERSISTENT]
         if isinstance(config, ForwardConfig):
             schedulers.append(Scheduler.DYNAMIC)
+        if isinstance(config, (ForwardConfig, BackwardConfig)):
             # Tiles of packed sequences are not paired.
-            config = replace(config, cluster_m=1)
+            config = in_cluster(config, 1)
         forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
         changes: dict[str, Any] = {"group": GROUP} if forward else {"deterministic": True}
         single = replace(config, **changes)
