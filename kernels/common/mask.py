@@ -131,7 +131,9 @@ def mask_transposed_scores(
         begin = columns_before(queries.begin - thread_query, *pattern)
         end = columns_before(queries.end - thread_query, *pattern)
         for first in cutlass.range_constexpr(0, columns, _CHUNK - lead):
-            word = ~low_bits(begin - first)
+            word = Int32(-1)
+            if cutlass.const_expr(not band.full):
+                word = ~low_bits(begin - first)
             if cutlass.const_expr(band.window):
                 word = word & low_bits(end - first)
             for half in cutlass.range_constexpr(sharers):
