@@ -24,7 +24,8 @@ from typing import Any
 from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
-from hopperflash.plan.config import ForwardConfig, ForwardConfigSm80, Scheduler
+from hopperflash.plan.clusters import in_cluster
+from hopperflash.plan.config import BackwardConfig, ForwardConfig, ForwardConfigSm80, Scheduler
 from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.problem import DType, MaskKind, Signature

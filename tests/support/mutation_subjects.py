@@ -306,9 +306,14 @@ _PAIRED = (
     ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
     ("mbarrier-init-fewer", 1, _FRESH_QUERY_BUFFER),
 )
+_PAIRED_BACKWARD = (
+    ("mbarrier-wait", 0, _FILLED_ONCE),
+    ("mbarrier-init-count", 1, _FILLED_ONCE),
+    ("mbarrier-init-fewer", 1, _FILLED_ONCE),
+)
 _TABLE = (
     ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
-    ("forward-paired-d128", _PAIRED),
+    ("forward-paired-d128", _PAIRED), ("backward-paired-d192", _PAIRED_BACKWARD),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
