@@ -21,7 +21,7 @@ import hopperflash
 from hopperflash.emulator import EmulationRun, launch
 from hopperflash.plan import LaunchPlan, arch_of
 from hopperflash.plan.block_range import Tiling, key_block_range, query_block_range
-from hopperflash.plan.config import MainConfig
+from hopperflash.plan.config import MainConfig, cluster_of
 from hopperflash.problem import Direction, MaskSpec
 from hopperflash.runtime.emulation import EmulationSession, resumed
 
@@ -224,7 +224,7 @@ def planned_launches(found: PassCount, batch: int, heads: int) -> int:
 
     def tiles(plan: LaunchPlan) -> tuple[int, int, int]:
         config = _main_config(plan)
-        return config.tile_m, config.tile_n, getattr(config, "cluster_m", 1)
+        return config.tile_m, config.tile_n, cluster_of(config)
 
     whole, one = plan(batch, heads), plan(1, 1)
     if tiles(whole) != tiles(one):
