@@ -114,8 +114,9 @@ def mask_transposed_scores(
     empty for keys past the end.
 
     The range of a thread's second row begins and ends an octet later than that of its first, which
-    is two of its columns if it has some of each octet: then one word serves both. Queries past the
-    end weigh nothing, and causal they alone would see keys past the end.
+    is two of its columns if it has some of each octet: then one word serves both, if it has bits
+    for all columns. Queries past the end weigh nothing, and causal they alone would see keys past
+    the end.
     """
     acc_St_mn = mn_view(acc_St)
     tScSt_mn = mn_view(thr_mma.partition_C(cSt))
@@ -123,7 +124,8 @@ def mask_transposed_scores(
     thread_query = first_query + tScSt_mn[0, 0][1]
     columns = cute.size(acc_St_mn, mode=[1])
     pattern = column_pattern([t0ScSt_mn[0, c][1] for c in range(columns)])
-    sharers = 2 if pattern == (_OCTET, _OCTET) else 1
+    one_word = pattern == (_OCTET, _OCTET) and columns + _PAIR <= _CHUNK
+    sharers = 2 if one_word else 1
     lead = _PAIR * (sharers - 1)  # columns that the first row is ahead of the second
     for pair in cutlass.range_constexpr(0, cute.size(acc_St_mn, mode=[0]), sharers):
         keys = [first_key + tScSt_mn[pair + half, 0][0] for half in range(sharers)]

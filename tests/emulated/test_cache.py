@@ -111,7 +111,7 @@ def test_the_warm_command_fills_the_cache_of_the_run():
     assert found["ok"] is True
     assert {kernel["name"] for kernel in found["kernels"]} == {"ForwardSm90-sm_90a"}
     for kernel in found["kernels"]:
-        assert re.match(r"hopperflash_fwd_sm90_bfloat16_d128x128_\w*causal", kernel["entry"])
+        assert re.match(r"hopperflash_fwd_sm90_bfloat16_d64x64_\w*causal", kernel["entry"])
     again = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert not any(kernel["compiled"] for kernel in again["kernels"])
     verified = CliRunner().invoke(app, ["cache", "verify", "--json"])
