@@ -192,14 +192,15 @@ def _backward_phases(config: BackwardConfig) -> tuple[RegisterPhase, ...]:
     acc_S = _accumulator(c.tile_n, c.tile_m, c)
     rows, columns = c.dq_tile
     acc_dQ = rows * columns // (WARPGROUP_THREADS * (1 if c.dq_swap_ab else c.dq_warpgroups))
-    parts = len(c.dq_parts(0))
     dS = acc_S // 2 if c.p_operand is POperand.REGISTERS else 0
     P = dS if c.dq_alike else 0
-    return (
+    phases = (
         RegisterPhase("softmax", (*kept, ("acc_S", acc_S), ("acc_dP", acc_S))),
         RegisterPhase("GEMM", (*kept, ("acc_dQ", acc_dQ), ("P", P), ("dS", dS))),
-        RegisterPhase("dQ", (*kept, ("acc_dQ", parts * acc_dQ))),
     )
+    if not c.dq_swap_ab:
+        return phases
+    return (*phases, RegisterPhase("dQ", (*kept, ("acc_dQ", len(c.dq_parts(0)) * acc_dQ))))
 
 
 def _accumulator(rows: int, columns: int, config: ConfigSm90) -> int:

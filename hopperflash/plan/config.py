@@ -170,8 +170,9 @@ class BackwardConfig:
         """Which parts of dQ^T a consumer warpgroup computes; all of dQ is part 0."""
         if warpgroup >= self.dq_warpgroups or not self.needs("dq"):
             return ()
-        parts = self.head_dim // WGMMA_ROWS if self.dq_swap_ab else 1
-        return tuple(range(warpgroup, parts, self.dq_warpgroups)) if self.dq_swap_ab else (0,)
+        if not self.dq_swap_ab:
+            return (0,)
+        return tuple(range(warpgroup, self.head_dim // WGMMA_ROWS, self.dq_warpgroups))
 
     @property
     def dq_alike(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.budget import registers
 from hopperflash.plan.config import (
+    WGMMA_ROWS,
     BackwardConfig,
     BackwardConfigSm80,
     ForwardConfig,
@@ -65,9 +66,15 @@ def _hopper_backward(config: BackwardConfig, arch: ArchSpec) -> Iterator[str]:
         f" (wgmma, softmax, store), {config.registers_consumer} registers"
     )
     if config.needs("dq"):
-        who = "every consumer has a part of" if config.dq_alike else "warpgroup 1 computes"
-        yield f"{who} dQ and adds it to global memory"
+        yield f"{_dq_workers(config)} and adds it to global memory"
     yield _claim(config, arch)
+
+
+def _dq_workers(config: BackwardConfig) -> str:
+    if config.dq_swap_ab:
+        of = f"of {WGMMA_ROWS} head dims of dQ^T = K^T dS^T"
+        return f"every consumer has some of {config.head_dim // WGMMA_ROWS} parts {of}"
+    return "every consumer has a part of dQ" if config.dq_alike else "warpgroup 1 computes dQ"
 
 
 def _ampere_share(config: ForwardConfigSm80 | BackwardConfigSm80) -> str:

@@ -130,15 +130,13 @@ class BackwardPostprocess:
         else:
             block = first_padded_block(sequence, self.packed, config.tile_m) + tile.block
             gAcc = mAcc[sequence.batch, tile.head, block, None]
-            columns = cute.size(gAcc) // config.tile_m
+            head_dim = cute.size(gAcc) // config.tile_m
             if cutlass.const_expr(config.order is AccumulatorOrder.TRANSPOSED):
-                octets, groups = config.tile_m // fragments.COLUMNS, columns // fragments.ROWS
-                tiles = fragments.tile_fragments(gAcc, octets, groups)
-                fragments.load_column_pair(sums, tiles, row, part)
+                values = fragments.tile_fragments(gAcc, head_dim, config.tile_m)
+                fragments.load_column_pair(sums, values, row, part)
             else:
-                octets, groups = columns // fragments.COLUMNS, config.tile_m // fragments.ROWS
-                tiles = fragments.tile_fragments(gAcc, octets, groups)
-                fragments.load_row_pair(sums, tiles, row, part)
+                values = fragments.tile_fragments(gAcc, config.tile_m, head_dim)
+                fragments.load_row_pair(sums, values, row, part)
 
     @cute.jit
     def store_row(self, gRow: cute.Tensor, sums: cute.Tensor, part: Int32, scale: Float32):

@@ -22,11 +22,11 @@ OCTET_BYTES = ROWS * COLUMNS * 4
 
 def tile_fragments(
     gX: cute.Tensor,  # (rows columns,) fp32
-    octets: Any,  # columns / 8
-    groups: Any,  # rows / 16
+    rows: Any,
+    columns: Any,
 ) -> cute.Tensor:
     """(values, lanes, octets of columns, groups of rows) of a tile."""
-    shape = (_VALUES, cute.arch.WARP_SIZE, octets, groups)
+    shape = (_VALUES, cute.arch.WARP_SIZE, columns // COLUMNS, rows // ROWS)
     return cute.make_tensor(gX.iterator, cute.make_layout(shape))
 
 

@@ -132,7 +132,7 @@ def mask_transposed_scores(
         queries = query_edges(band, keys[-1], seqlens)
         begin = columns_before(queries.begin - thread_query, *pattern)
         end = columns_before(queries.end - thread_query, *pattern)
-        for first in cutlass.range_constexpr(0, columns, _CHUNK - lead):
+        for first in cutlass.range_constexpr(0, columns, _CHUNK):
             word = Int32(-1)
             if cutlass.const_expr(not band.full):
                 word = ~low_bits(begin - first)
@@ -142,7 +142,7 @@ def mask_transposed_scores(
                 visible = word >> (lead - _PAIR * half)
                 if cutlass.const_expr(not band.causal):
                     visible = visible if keys[half] < seqlens.k else 0
-                for i in cutlass.range_constexpr(min(_CHUNK - lead, columns - first)):
+                for i in cutlass.range_constexpr(min(_CHUNK, columns - first)):
                     r, c = pair + half, first + i
                     acc_St_mn[r, c] = acc_St_mn[r, c] if visible & (1 << i) else -Float32.inf
 

@@ -82,7 +82,8 @@ def add_dQ(
 ):
     """dQ[m_block] += acc_dQ, of which it may be a part."""
     config = ctx.config
-    octets, groups = extent(ctx)
+    rows, columns = extent(ctx)
+    octets, groups = columns // fragments.COLUMNS, rows // fragments.ROWS
     address = first_tile + Int64(m_block) * (octets * groups * fragments.OCTET_BYTES)
     rdQ = fragments.by_octet(acc_dQ)
     group, share, _ = thread_place(config, ctx.consumer_tidx)
@@ -101,12 +102,11 @@ def add_dQ(
 
 
 def extent(ctx: AddContext) -> tuple[Any, Any]:
-    """(octets of columns, groups of rows) of a tile of dQ, or of dQ^T. Head dims are the padded
-    ones, if those are exact."""
+    """(rows, columns) of a tile of dQ, or of dQ^T. Head dims are the padded ones, if those are
+    exact."""
     config = ctx.config
     head_dim = config.head_dim if config.exact_head_dim else ctx.mdQ.shape[3] // config.tile_m
-    rows, columns = (head_dim, config.tile_m) if config.dq_swap_ab else (config.tile_m, head_dim)
-    return columns // fragments.COLUMNS, rows // fragments.ROWS
+    return (head_dim, config.tile_m) if config.dq_swap_ab else (config.tile_m, head_dim)
 
 
 def octets_of_share(config: BackwardConfig) -> int:

@@ -54,7 +54,6 @@ from .load import (
     LoadContext,
     first_key_state,
     first_query_state,
-    gradient_share,
     key_warp,
     load_keys,
     load_queries,
@@ -122,12 +121,10 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         layouts = smem_layouts(config, dtype)
         n, d, dv = config.tile_n, config.head_dim, config.head_dim_v
         tma_operands = KernelOperands(
-            tma_Q=self.query_atom(tma.sequence_major(mQ, packed), layouts.Q, query_share(config)),
+            tma_Q=self.query_atom(tma.sequence_major(mQ, packed), layouts.Q, d),
             tma_K=tma.load_atom(tma.sequence_major(mK, packed), layouts.K, (n, d)),
             tma_V=tma.load_atom(tma.sequence_major(mV, packed), layouts.V, (n, dv)),
-            tma_dO=self.query_atom(
-                tma.sequence_major(mdO, packed), layouts.dO, gradient_share(config)
-            ),
+            tma_dO=self.query_atom(tma.sequence_major(mdO, packed), layouts.dO, dv),
             tma_dK=tma.store_atom(tma.sequence_major(mdK, packed), layouts.K, (n, d)),
             tma_dV=tma.store_atom(tma.sequence_major(mdV, packed), layouts.V, (n, dv)),
             mLSE=mLSE,
@@ -165,10 +162,10 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         )
 
     def query_atom(
-        self, mX: cute.Tensor, layout: cute.ComposedLayout, share: tuple[int, int]
+        self, mX: cute.Tensor, layout: cute.ComposedLayout, head_dim: int
     ) -> tma.TmaTensor:
         """How a CTA's share of the rows of Q or dO comes into all of its cluster."""
-        multicast = self.config.cluster_n > 1
+        share, multicast = query_share(self.config, head_dim), self.config.cluster_n > 1
         return tma.load_atom(mX, wgmma.row_slice(layout, share), share, multicast)
 
     def tiled_mmas(self) -> tuple[cute.TiledMma, ...]:

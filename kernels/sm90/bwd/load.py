@@ -67,14 +67,9 @@ def loads_keys(config: BackwardConfig, tile: KeyTile) -> Any:
     return tile.queries.begin < tile.queries.end
 
 
-def query_share(config: BackwardConfig) -> tuple[int, int]:
-    """(rows, head_dim) of the part of a Q block that a CTA loads."""
-    return config.tile_m // config.cluster_n, config.head_dim
-
-
-def gradient_share(config: BackwardConfig) -> tuple[int, int]:
-    """(rows, head_dim_v) of the part of a dO block that a CTA loads."""
-    return config.tile_m // config.cluster_n, config.head_dim_v
+def query_share(config: BackwardConfig, head_dim: int) -> tuple[int, int]:
+    """(rows, columns) of the part of a block of Q or dO that a CTA loads."""
+    return config.tile_m // config.cluster_n, head_dim
 
 
 @cute.jit
@@ -137,18 +132,15 @@ def load_head(ctx: LoadContext, tile: KeyTile, head: Int32, state: pipeline.Pipe
     queries = Rows(sequence.q.first, sequence.seqlens.q)
     ctas = config.cluster_n
     share, everyone = clusters.rank(ctas), clusters.everyone(ctas)
+    share_Q, share_dO = (query_share(config, d) for d in (config.head_dim, config.head_dim_v))
     gQ = cute.local_tile(
-        tma.head_rows(ctx.tma_Q, head, sequence.batch, queries, ctx.packed),
-        query_share(config),
-        (None, 0),
+        tma.head_rows(ctx.tma_Q, head, sequence.batch, queries, ctx.packed), share_Q, (None, 0)
     )  # (share of tile_m, head_dim, shares of query blocks)
     gdO = cute.local_tile(
-        tma.head_rows(ctx.tma_dO, head, sequence.batch, queries, ctx.packed),
-        gradient_share(config),
-        (None, 0),
+        tma.head_rows(ctx.tma_dO, head, sequence.batch, queries, ctx.packed), share_dO, (None, 0)
     )  # (share of tile_m, head_dim_v, shares of query blocks)
-    sQ = cute.local_tile(ctx.smem.sQ, query_share(config), (share, 0, None))
-    sdO = cute.local_tile(ctx.smem.sdO, gradient_share(config), (share, 0, None))
+    sQ = cute.local_tile(ctx.smem.sQ, share_Q, (share, 0, None))
+    sdO = cute.local_tile(ctx.smem.sdO, share_dO, (share, 0, None))
     gLSE = cute.local_tile(ctx.mLSE[sequence.batch, head, None], (config.tile_m,), (None,))
     gDelta = cute.local_tile(ctx.mDelta[sequence.batch, head, None], (config.tile_m,), (None,))
     tQsQ, tQgQ = tma.partition(ctx.tma_Q, sQ, gQ)

@@ -166,12 +166,12 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
     config, smem, mmas = ctx.config, ctx.smem, ctx.mmas
     warpgroup_idx = cute.arch.make_warp_uniform(ctx.consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
 
-    def operand_A(mma: cute.TiledMma, sX: Any, warpgroup: Any = warpgroup_idx) -> Any:
-        wg_mma = wgmma.warpgroup_slice(mma, warpgroup)
+    def operand_A(mma: cute.TiledMma, sX: Any, place: Any = warpgroup_idx) -> Any:
+        wg_mma = wgmma.warpgroup_slice(mma, place)
         return wg_mma.make_fragment_A(wg_mma.partition_A(sX))
 
-    def operand_B(mma: cute.TiledMma, sX: Any, warpgroup: Any = warpgroup_idx) -> Any:
-        wg_mma = wgmma.warpgroup_slice(mma, warpgroup)
+    def operand_B(mma: cute.TiledMma, sX: Any, place: Any = warpgroup_idx) -> Any:
+        wg_mma = wgmma.warpgroup_slice(mma, place)
         return wg_mma.make_fragment_B(wg_mma.partition_B(sX))
 
     def accumulator(mma: cute.TiledMma, head_dim: int) -> cute.Tensor:

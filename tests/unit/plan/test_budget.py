@@ -142,7 +142,7 @@ def test_forward_registers_by_hand():
 
 def test_backward_registers_by_hand():
     budget = registers(replace(STACKED, tile_m=128, dq_warpgroups=2), SM90)
-    softmax, gemm, _ = budget.phases
+    softmax, gemm = budget.phases
     assert softmax.fragments == (("acc_dV", 64), ("acc_dK", 64), ("acc_S", 64), ("acc_dP", 64))
     assert gemm.fragments == (
         ("acc_dV", 64),
@@ -155,9 +155,9 @@ def test_backward_registers_by_hand():
 
 
 def test_a_warpgroup_that_computes_dQ_alone_needs_no_registers_for_P():
-    _, gemm, _ = registers(STACKED, SM90).phases
+    _, gemm = registers(STACKED, SM90).phases
     assert gemm.fragments[2:] == (("acc_dQ", 64), ("P", 0), ("dS", 16))
-    _, gemm, _ = registers(replace(STACKED, dq_warpgroups=2), SM90).phases
+    _, gemm = registers(replace(STACKED, dq_warpgroups=2), SM90).phases
     assert gemm.fragments[2:] == (("acc_dQ", 32), ("P", 16), ("dS", 16))
 
 

@@ -85,6 +85,19 @@ def test_backward_is_explained():
         assert words(fact) in text
 
 
+def test_backward_of_a_pair_with_parts_of_the_transpose():
+    plan = make_plan(backward(problem(Sizes(1, 8192, 8192, 16, 16, 192))), SM90, "backward")
+    text = words(explain(plan))
+    for fact in (
+        "96 queries x 64 keys",
+        "every consumer has some of 3 parts of 64 head dims of dQ^T = K^T dS^T and adds it",
+        "2 CTAs with neighbouring tiles load each block once, half of it each: 26.2 B a clock of"
+        " L2, not 34.9",
+        "dQ phase: acc_dV 48 + acc_dK 48 + acc_dQ 96",
+    ):
+        assert fact in text, fact
+
+
 def test_a_backward_says_only_what_it_does():
     given = backward(problem(Sizes(heads_q=2, heads_k=2, head_dim=192)), ("dv",))
     text = words(explain(make_plan(given, SM90, "backward")))
