@@ -36,7 +36,7 @@ def sharing(config: ForwardConfig | BackwardConfig, problem: AttnProblem) -> Sha
     """Whether neighbouring tiles of a head should be pairs.
 
     A pair steps through the blocks that either of its tiles sees, one of them waiting where only
-    the other computes: at a causal diagonal, and where an odd number of tiles leaves one alone.
+    the other computes: at the edges of a band, and where an odd number of tiles leaves one alone.
     """
     itemsize = problem.dtype.itemsize
     alone, paired = (l2_rate(in_cluster(config, ctas), itemsize) for ctas in (1, PAIR))
@@ -76,7 +76,7 @@ def _obstacle(config: ForwardConfig | BackwardConfig, problem: AttnProblem) -> s
         return "no query sees a key"
     if problem.is_packed:
         return "sequences are packed, and their tiles come in the order of a table"
-    if problem.mask.kind is MaskKind.WINDOW:
+    if isinstance(config, ForwardConfig) and problem.mask.kind is MaskKind.WINDOW:
         return "a window moves on from tile to tile"
     if problem.sm_margin:
         return "the CTAs of a bounded grid take tiles one by one"

@@ -33,7 +33,11 @@ def mask_scores(
     tScS_mn = mn_view(thr_mma.partition_C(cS))
     thread_key = first_key + tScS_mn[0, 0][1]
     for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
-        keys = visible_keys(band, first_query + tScS_mn[r, 0][0] // band.group, seqlens)
+        row = tScS_mn[r, 0][0]
+        if cutlass.const_expr(band.group > 1):
+            # The row's query is not kept: there are kernels without a register for it.
+            row = anew(row)
+        keys = visible_keys(band, first_query + row // band.group, seqlens)
         end = columns_before(keys.end - thread_key)
         begin = columns_before(keys.begin - thread_key)
         columns = cute.size(acc_S_mn, mode=[1])

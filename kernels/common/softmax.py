@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 _QUAD = 4  # lanes that hold one row of an accumulator
 _OTHER_LANES = (2, 1)  # of a quad, for a butterfly
-_LOWEST = -(2.0 - 2.0**-23) * 2.0**127  # finite number of fp32
+_LOWEST_EXPONENT = -(2.0**126)  # of all that is hidden; fp32 holds it and its differences
 
 # 2^f on [-1/2, 1/2] with p(0) = 1, of least relative error: 2^-23.4.
 EXP2_COEFFICIENTS = (
@@ -64,17 +64,23 @@ def cap_scores(acc_mn: cute.Tensor, scales: Scales):
 class RowStats(NamedTuple):
     """Running statistics of a thread's rows."""
 
-    row_max: cute.Tensor  # raw scores, before the scale; _LOWEST while no key was seen
+    row_max: cute.Tensor  # raw scores, before the scale
+    row_max_scaled: cute.Tensor  # times the scale; _LOWEST_EXPONENT or so while no key was seen
     row_sum: cute.Tensor  # this thread's columns only, until `finish_rows` adds up the quad
 
 
-def make_row_stats(rows: int) -> RowStats:
-    """Statistics of `rows` rows before any key was seen."""
-    row_max = cute.make_rmem_tensor(rows, Float32)
-    row_sum = cute.make_rmem_tensor(rows, Float32)
-    row_max.fill(_LOWEST)
+@cute.jit
+def make_row_stats(rows: Constexpr[int], scale_log2: Float32):
+    """Statistics of `rows` rows before any key was seen.
+
+    The maximum starts finite and so low that no scale makes it infinite: -inf - -inf would be NaN.
+    """
+    row_max, row_max_scaled, row_sum = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
+    lowest = _LOWEST_EXPONENT * cute.arch.rcp_approx(cute.arch.fmax(scale_log2, Float32(1.0)))
+    row_max.fill(lowest)
+    row_max_scaled.fill(lowest * scale_log2)
     row_sum.fill(0.0)
-    return RowStats(row_max, row_sum)
+    return RowStats(row_max, row_max_scaled, row_sum)
 
 
 @cute.jit
@@ -91,24 +97,27 @@ def online_step(
     """
     for r in cutlass.range_constexpr(cute.size(stats.row_max)):
         scores = acc_S_mn[r, None].load()
-        row_max_old = stats.row_max[r]
-        row_max = scores.reduce(cute.ReductionOp.MAX, row_max_old, 0)
+        row_max = scores.reduce(cute.ReductionOp.MAX, stats.row_max[r], 0)
         # Not the reduction of `cute.arch`, which takes four instructions more to pass on NaN.
         for lane in _OTHER_LANES:
             row_max = cute.arch.fmax(row_max, cute.arch.shuffle_sync_bfly(row_max, lane))
-        stats.row_max[r] = row_max
-        # Kept finite for a row that has seen no key: -inf - -inf would be NaN.
-        row_max_scaled = cute.arch.fmax(row_max * scale_log2, Float32(_LOWEST))
-        probabilities = scaled_exp2(scores, scale_log2, -row_max_scaled)
-        # Exactly 1 under an unchanged maximum, whose rounding would add up over the blocks.
+        row_max_scaled = row_max * scale_log2
+        acc_S_mn[r, None].store(scaled_exp2(scores, scale_log2, -row_max_scaled))
+        # Of the offsets as they were rounded, so that their rounding cancels from block to block;
+        # exactly 1 under an unchanged maximum.
+        exponent = stats.row_max_scaled[r] - row_max_scaled
         if cutlass.const_expr(factors_on_fma):
-            rescale[r] = exp2_by_fma((row_max_old - row_max) * scale_log2)
+            rescale[r] = exp2_by_fma(exponent)
         else:
-            rescale[r] = scaled_exp2(row_max_old - row_max, scale_log2, Float32(0.0))
-        stats.row_sum[r] = probabilities.reduce(
-            cute.ReductionOp.ADD, stats.row_sum[r] * rescale[r], 0
+            rescale[r] = cute.math.exp2(exponent, fastmath=True)
+        row_sum = cute.math.fma(stats.row_sum[r], rescale[r], acc_S_mn[r, 0])
+        for column in cutlass.range_constexpr(1, cute.size(acc_S_mn, mode=[1])):
+            row_sum += acc_S_mn[r, column]
+        stats.row_max[r], stats.row_max_scaled[r], stats.row_sum[r] = (
+            row_max,
+            row_max_scaled,
+            row_sum,
         )
-        acc_S_mn[r, None].store(probabilities)
 
 
 def scaled_exp2(x: Any, scale: Any, offset: Any) -> Any:

@@ -71,7 +71,7 @@ def _sampled() -> Iterator[KernelSpec]:
     for tile in BACKWARD_TILES:
         yield _spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True))
         if _paired(tile):
-            yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(MaskKind.CAUSAL))
+            yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(MaskKind.WINDOW))
         if tile.head_dim == FEW:
             yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True)))
 
@@ -91,7 +91,8 @@ def _covering() -> Iterator[KernelSpec]:
         yield _spec(replace(_own(tile), exact_head_dim=False), BF16, _heaviest(tile))
         if _paired(tile):
             yield _spec(replace(_own(tile), cluster_n=PAIR), FP16, CAPPED)
-            yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(MaskKind.FULL))
+            for mask in tile.masks:
+                yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(mask))
         for gradients in (("dq",), ("dk", "dv")):
             yield _spec(replace(_own(tile), gradients=gradients), FP16, _heaviest(tile))
     for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):

@@ -105,7 +105,7 @@ def make_fragments(ctx: MainloopContext) -> Fragments:
         K=smem_operand(mma, tidx, smem.sK, "B", transpose=False),
         Vt=smem_operand(mma, tidx, transposed(smem.sV), "B", transpose=True),
         acc_O=acc_O,
-        stats=softmax.make_row_stats(rows),
+        stats=softmax.make_row_stats(rows, ctx.scales.log2),
         rescale=cute.make_rmem_tensor(rows, Float32),
     )
 

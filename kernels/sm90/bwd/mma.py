@@ -28,6 +28,7 @@ from ...common.tiles import KeyTile
 from ...common.work import anew
 from .. import copies, wgmma
 from ..clusters import release
+from ..rings import consumer_state
 from .add_dq import (
     NO_TURN,
     add_dQ,
@@ -105,11 +106,7 @@ class States(NamedTuple):
 
 def first_states(config: BackwardConfig) -> States:
     """At the first stages of all rings."""
-    consumer = pipeline.PipelineUserType.Consumer
-    return States(
-        KV=pipeline.make_pipeline_state(consumer, 1),
-        Q=pipeline.make_pipeline_state(consumer, config.stages),
-    )
+    return States(KV=consumer_state(1), Q=consumer_state(config.stages))
 
 
 @cute.jit
@@ -133,8 +130,8 @@ def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
         head = tile.head_k * tile.group + g
         sums = thread_sums(add, tile, head) if add is not None else None
         head_context = HeadContext(ctx, add, tile, fragments, existing, head, sums)
-        if cutlass.const_expr(ctx.config.cluster_n > 1):
-            states = pass_over(ctx, tile, states)
+        loaded = loaded_queries(ctx.config, ctx.band, tile)
+        states = pass_over(ctx, states, loaded.begin, queries.begin)
         for m_block in cutlass.range(queries.begin, queries.unmasked_begin, unroll=1):
             states, counter = one_query_block(head_context, states, counter, m_block, masked=True)
         for m_block in cutlass.range(queries.unmasked_begin, queries.unmasked_end, unroll=1):
@@ -144,20 +141,23 @@ def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
                 states, counter = one_query_block(
                     head_context, states, counter, m_block, masked=True
                 )
+        if cutlass.const_expr(ctx.band.window):
+            states = pass_over(ctx, states, queries.end, loaded.end)
     if cutlass.const_expr(add is not None and ctx.config.deterministic):
         pass_last_turn(add, counter)
     return fragments.acc_dK, fragments.acc_dV, states
 
 
 @cute.jit
-def pass_over(ctx: MmaContext, tile: KeyTile, states: States):
-    """Release the blocks before the tile's own, which see only others of the cluster."""
-    ring, loaded = ctx.pipelines.Q, loaded_queries(ctx.config, ctx.band, tile)
-    for _ in cutlass.range(tile.queries.begin - loaded.begin, unroll=1):
-        # A stage is released once it is full: before that, its barrier is in an earlier phase.
-        ring.consumer_wait(states.Q)
-        release(ring, states.Q, ctx.releases)
-        states.Q.advance()
+def pass_over(ctx: MmaContext, states: States, begin: Int32, end: Int32):
+    """Release blocks that see only other tiles of the cluster."""
+    if cutlass.const_expr(ctx.config.cluster_n > 1):
+        ring = ctx.pipelines.Q
+        for _ in cutlass.range(begin, end, unroll=1):
+            # A stage is released once it is full: before that, its barrier is in an earlier phase.
+            ring.consumer_wait(states.Q)
+            release(ring, states.Q, ctx.releases)
+            states.Q.advance()
     return states
 
 

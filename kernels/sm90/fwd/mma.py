@@ -28,6 +28,7 @@ from ...common.tiles import QueryTile
 from ...common.work import anew
 from .. import copies, wgmma
 from ..clusters import release
+from ..rings import consumer_state
 from .load import loaded_keys, loads_queries
 from .storage import Barrier, Pipelines, SmemTensors
 
@@ -73,12 +74,8 @@ class States(NamedTuple):
 
 def first_states(config: ForwardConfig) -> States:
     """At the first stages of all rings."""
-    consumer, stages = pipeline.PipelineUserType.Consumer, config.stages_kv
-    return States(
-        Q=pipeline.make_pipeline_state(consumer, 1),
-        K=pipeline.make_pipeline_state(consumer, stages),
-        V=pipeline.make_pipeline_state(consumer, stages),
-    )
+    stages = config.stages_kv
+    return States(Q=consumer_state(1), K=consumer_state(stages), V=consumer_state(stages))
 
 
 @cute.jit
@@ -135,7 +132,7 @@ def make_fragments(ctx: MmaContext) -> Fragments:
         rP=rP,
         tOrP=tOrP,
         acc_O=acc_O,
-        stats=softmax.make_row_stats(rows),
+        stats=softmax.make_row_stats(rows, ctx.scales.log2),
         rescale=cute.make_rmem_tensor(rows, Float32),
     )
 
