@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 _QUAD = 4  # lanes that hold one row of an accumulator
 _OTHER_LANES = (2, 1)  # of a quad, for a butterfly
-_LOWEST_EXPONENT = -(2.0**126)  # of all that is hidden; fp32 holds it and its differences
+_LOWEST = -(2.0**126)  # finite, and so are its differences
 
 # 2^f on [-1/2, 1/2] with p(0) = 1, of least relative error: 2^-23.4.
 EXP2_COEFFICIENTS = (
@@ -37,12 +37,11 @@ class Scales(NamedTuple):
     """Factors on the way from Q K^T to exponents.
 
     With a cap a score s becomes cap * tanh(softmax_scale / cap * s): `inner` is the factor inside
-    the tanh, and `natural` and `log2` multiply its result. Without one they multiply s itself.
+    the tanh, and `log2` multiplies its result. Without one it multiplies s itself.
     """
 
     softmax: Float32  # the softmax scale, which dQ and dK are multiplied by
     inner: Float32
-    natural: Float32
     log2: Float32
 
 
@@ -50,7 +49,7 @@ def make_scales(softmax_scale: Float32, softcap: Float32, capped: bool) -> Scale
     """The factors of a kernel with or without a cap."""
     outer = softcap if capped else softmax_scale
     inner = softmax_scale / softcap if capped else softmax_scale
-    return Scales(softmax_scale, inner, outer, outer * LOG2_E)
+    return Scales(softmax_scale, inner, outer * LOG2_E)
 
 
 @cute.jit
@@ -64,30 +63,37 @@ def cap_scores(acc_mn: cute.Tensor, scales: Scales):
 class RowStats(NamedTuple):
     """Running statistics of a thread's rows."""
 
-    row_max: cute.Tensor  # raw scores, before the scale
-    row_max_scaled: cute.Tensor  # times the scale; _LOWEST_EXPONENT or so while no key was seen
+    row_max: cute.Tensor  # of the exponents: scores times `log2` of the scales
     row_sum: cute.Tensor  # this thread's columns only, until `finish_rows` adds up the quad
 
 
-@cute.jit
-def make_row_stats(rows: Constexpr[int], scale_log2: Float32):
-    """Statistics of `rows` rows before any key was seen.
+class Rescale(NamedTuple):
+    """By what a thread's rows of sums under the old maximum are multiplied."""
 
-    The maximum starts finite and so low that no scale makes it infinite: -inf - -inf would be NaN.
-    """
-    row_max, row_max_scaled, row_sum = (cute.make_rmem_tensor(rows, Float32) for _ in range(3))
-    lowest = _LOWEST_EXPONENT * cute.arch.rcp_approx(cute.arch.fmax(scale_log2, Float32(1.0)))
-    row_max.fill(lowest)
-    row_max_scaled.fill(lowest * scale_log2)
+    exponent: cute.Tensor  # (rows,) at most 0, and 0 under an unchanged maximum
+    factor: cute.Tensor  # (rows,) 2^exponent
+
+
+def make_rescale(rows: int) -> Rescale:
+    """For `online_step` to fill; a thread's rows come in pairs."""
+    exponent, factor = (cute.make_rmem_tensor(rows, Float32) for _ in range(2))
+    return Rescale(exponent, factor)
+
+
+def make_row_stats(rows: int) -> RowStats:
+    """Statistics of `rows` rows before any key was seen."""
+    row_max = cute.make_rmem_tensor(rows, Float32)
+    row_sum = cute.make_rmem_tensor(rows, Float32)
+    row_max.fill(_LOWEST)
     row_sum.fill(0.0)
-    return RowStats(row_max, row_max_scaled, row_sum)
+    return RowStats(row_max, row_sum)
 
 
 @cute.jit
 def online_step(
     acc_S_mn: cute.Tensor,  # scores in, probabilities relative to the running maximum out
     stats: RowStats,
-    rescale: cute.Tensor,  # (rows,) out: factor of what was accumulated under the old maximum
+    rescale: Rescale,  # out
     scale_log2: Float32,
     factors_on_fma: Constexpr[bool] = False,
 ):
@@ -97,27 +103,23 @@ def online_step(
     """
     for r in cutlass.range_constexpr(cute.size(stats.row_max)):
         scores = acc_S_mn[r, None].load()
-        row_max = scores.reduce(cute.ReductionOp.MAX, stats.row_max[r], 0)
+        score_max = scores.reduce(cute.ReductionOp.MAX, -Float32.inf, 0)
         # Not the reduction of `cute.arch`, which takes four instructions more to pass on NaN.
         for lane in _OTHER_LANES:
-            row_max = cute.arch.fmax(row_max, cute.arch.shuffle_sync_bfly(row_max, lane))
-        row_max_scaled = row_max * scale_log2
-        acc_S_mn[r, None].store(scaled_exp2(scores, scale_log2, -row_max_scaled))
-        # Of the offsets as they were rounded, so that their rounding cancels from block to block;
-        # exactly 1 under an unchanged maximum.
-        exponent = stats.row_max_scaled[r] - row_max_scaled
+            score_max = cute.arch.fmax(score_max, cute.arch.shuffle_sync_bfly(score_max, lane))
+        row_max_old = stats.row_max[r]
+        row_max = cute.arch.fmax(row_max_old, score_max * scale_log2)
+        stats.row_max[r] = row_max
+        probabilities = scaled_exp2(scores, scale_log2, -row_max)
+        # The difference of what was subtracted, so that its rounding cancels over the blocks too.
+        exponent = row_max_old - row_max
         if cutlass.const_expr(factors_on_fma):
-            rescale[r] = exp2_by_fma(exponent)
+            factor = exp2_by_fma(exponent)
         else:
-            rescale[r] = cute.math.exp2(exponent, fastmath=True)
-        row_sum = cute.math.fma(stats.row_sum[r], rescale[r], acc_S_mn[r, 0])
-        for column in cutlass.range_constexpr(1, cute.size(acc_S_mn, mode=[1])):
-            row_sum += acc_S_mn[r, column]
-        stats.row_max[r], stats.row_max_scaled[r], stats.row_sum[r] = (
-            row_max,
-            row_max_scaled,
-            row_sum,
-        )
+            factor = cute.math.exp2(exponent, fastmath=True)
+        rescale.exponent[r], rescale.factor[r] = exponent, factor
+        stats.row_sum[r] = probabilities.reduce(cute.ReductionOp.ADD, stats.row_sum[r] * factor, 0)
+        acc_S_mn[r, None].store(probabilities)
 
 
 def scaled_exp2(x: Any, scale: Any, offset: Any) -> Any:
@@ -157,24 +159,25 @@ def rescale_rows(acc_mn: cute.Tensor, factor: cute.Tensor):
 
 
 @cute.jit
-def rescale_where_needed(acc_mn: cute.Tensor, factor: cute.Tensor):
-    """`rescale_rows`, passed over where the factors of all rows of the warp are 1.
+def rescale_where_needed(acc_mn: cute.Tensor, rescale: Rescale):
+    """`rescale_rows`, passed over where no row of the warp has a new maximum.
 
     The branch also keeps each accumulator in its registers: ptxas then has no need of others.
     """
     changed = Boolean(False)
-    for r in cutlass.range_constexpr(cute.size(factor)):
-        changed = changed or factor[r] != 1.0
+    for r in cutlass.range_constexpr(0, cute.size(rescale.exponent), 2):
+        # Neither is above 0: they are opposite where both are 0, and only there.
+        changed = changed or rescale.exponent[r] != -rescale.exponent[r + 1]
     if cute.arch.vote_any_sync(changed):
-        rescale_rows(acc_mn, factor)
+        rescale_rows(acc_mn, rescale.factor)
 
 
 @cute.jit
-def finish_rows(stats: RowStats, inverse_sum: cute.Tensor, lse: cute.Tensor, scale: Float32):
+def finish_rows(stats: RowStats, inverse_sum: cute.Tensor, lse: cute.Tensor):
     """Fill 1 / row sum and the natural-log LSE; a row without keys gets 0 and -inf."""
     for r in cutlass.range_constexpr(cute.size(stats.row_max)):
         row_sum = cute.arch.warp_reduction_sum(stats.row_sum[r], threads_in_group=_QUAD)
         empty = row_sum == 0.0
         inverse_sum[r] = Float32(0.0) if empty else cute.arch.rcp_approx(row_sum)
-        log_sum = cute.math.log2(row_sum, fastmath=True) * LN_2
-        lse[r] = -Float32.inf if empty else stats.row_max[r] * scale + log_sum
+        log2_sum = cute.math.log2(row_sum, fastmath=True)
+        lse[r] = -Float32.inf if empty else (stats.row_max[r] + log2_sum) * LN_2

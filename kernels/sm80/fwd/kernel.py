@@ -164,7 +164,7 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         assigned = tile_number(ctx.walk, assigned.number)
         tile = query_tile(assigned, ctx.band, ctx.heads_per_key, config)
         tidx = cute.arch.warp_idx() * cute.arch.WARP_SIZE + cute.arch.lane_idx()
-        self.store_statistics(tensors.mLSE, tile, mma.get_slice(tidx), ctx.scales, (acc_O, stats))
+        self.store_statistics(tensors.mLSE, tile, mma.get_slice(tidx), acc_O, stats)
         # O leaves through the shared memory of Q, which nobody reads any more.
         cute.arch.sync_threads()
         sO = cute.make_tensor(smem.sQ.iterator, smem_layout((config.tile_m, config.head_dim_v)))[
@@ -191,17 +191,16 @@ class ForwardSm80(AttentionKernel[ForwardConfigSm80]):
         mLSE: cute.Tensor,
         tile: QueryTile,
         thr_mma: cute.ThrMma,
-        scales: softmax.Scales,
-        results: tuple[cute.Tensor, softmax.RowStats],  # acc_O and the statistics of its rows
+        acc_O: cute.Tensor,
+        stats: softmax.RowStats,
     ):
         """O = acc_O / row_sum, and the LSE of the rows that exist."""
         config, sequence = self.config, tile.sequence
-        acc_O, stats = results
         first_query = tile.m_block * config.queries
         cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))
         inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
         lse = cute.make_rmem_tensor_like(stats.row_sum)
-        softmax.finish_rows(stats, inverse_sum, lse, scales.natural)
+        softmax.finish_rows(stats, inverse_sum, lse)
         if cutlass.const_expr(self.packed):
             row_statistics.empty_rows(
                 (inverse_sum, lse), cO, thr_mma, sequence.seqlens.q - first_query, config.group

@@ -58,7 +58,7 @@ class Fragments:
     Vt: SmemOperand
     acc_O: cute.Tensor  # (MMA, MMA_M, MMA_N)
     stats: softmax.RowStats
-    rescale: cute.Tensor  # (rows,)
+    rescale: softmax.Rescale
 
 
 @cute.jit
@@ -105,8 +105,8 @@ def make_fragments(ctx: MainloopContext) -> Fragments:
         K=smem_operand(mma, tidx, smem.sK, "B", transpose=False),
         Vt=smem_operand(mma, tidx, transposed(smem.sV), "B", transpose=True),
         acc_O=acc_O,
-        stats=softmax.make_row_stats(rows, ctx.scales.log2),
-        rescale=cute.make_rmem_tensor(rows, Float32),
+        stats=softmax.make_row_stats(rows),
+        rescale=softmax.make_rescale(rows),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, pipeline
+from cutlass import Constexpr, Int32, pipeline
 
 from hopperflash.plan.config import ForwardConfig
 
@@ -30,7 +30,6 @@ class EpilogueContext:
     tma_O: tma.TmaTensor  # (seqlen_q, head_dim_v, heads_q, batch), one warpgroup's rows a copy
     mLSE: cute.Tensor  # (batch, heads_q, seqlen_q) fp32
     consumer_tidx: Int32
-    scale: Float32  # of the scores whose maximum is kept
 
 
 @cute.jit
@@ -38,7 +37,7 @@ def epilogue(ctx: EpilogueContext, tile: QueryTile, acc_O: cute.Tensor, stats: s
     """O = acc_O / row_sum and LSE, for the rows that exist."""
     inverse_sum = cute.make_rmem_tensor_like(stats.row_sum)
     lse = cute.make_rmem_tensor_like(stats.row_sum)
-    softmax.finish_rows(stats, inverse_sum, lse, ctx.scale)
+    softmax.finish_rows(stats, inverse_sum, lse)
     config, sequence = ctx.config, tile.sequence
     first_query = tile.m_block * config.queries
     cO = cute.make_identity_tensor((config.tile_m, config.head_dim_v))

@@ -321,7 +321,6 @@ class ForwardSm90(AttentionKernel[ForwardConfig]):
                     tma_O=tensors.tma_O,
                     mLSE=tensors.mLSE,
                     consumer_tidx=consumer_tidx,
-                    scale=scales.natural,
                 ),
             )
             if cutlass.const_expr(config.ping_pong):

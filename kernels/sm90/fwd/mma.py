@@ -61,7 +61,7 @@ class Fragments:
     tOrP: cute.Tensor  # the operand of O += P V: rP, or descriptors of sP
     acc_O: cute.Tensor  # (MMA, MMA_M, MMA_N)
     stats: softmax.RowStats
-    rescale: cute.Tensor  # (rows,)
+    rescale: softmax.Rescale
 
 
 class States(NamedTuple):
@@ -132,8 +132,8 @@ def make_fragments(ctx: MmaContext) -> Fragments:
         rP=rP,
         tOrP=tOrP,
         acc_O=acc_O,
-        stats=softmax.make_row_stats(rows, ctx.scales.log2),
-        rescale=cute.make_rmem_tensor(rows, Float32),
+        stats=softmax.make_row_stats(rows),
+        rescale=softmax.make_rescale(rows),
     )
 
 
