@@ -95,23 +95,25 @@ def _results(case: BackwardCase) -> dict[str, Tensor]:
 
 
 def _params() -> list[Any]:
-    """Every case with its arch and the number of random schedules."""
+    """Every case with its arch and the number of random schedules: many of the first by default."""
+    many = [("sm_90a", case, SEEDS) for case in CASES]
     given = (
-        *(("sm_90a", case, SEEDS) for case in CASES),
-        *(("sm_90a", case, FEW_SEEDS) for case in (WINDOWED, PACKED)),
+        *many,
+        *(("sm_90a", case, FEW_SEEDS) for case in (*CASES[1:], WINDOWED, PACKED)),
         *(("sm_80", case, FEW_SEEDS) for case in (GROUPED, WIDE)),
     )
+    slow = [*many[1:], ("sm_80", WIDE, FEW_SEEDS)]
     return [
         pytest.param(
             *fields,
-            id=f"{arch}-{case}",
+            id=f"{arch}-{case}-{seeds}",
             marks=[
                 pytest.mark.xdist_group(f"{case.dtype}-{padded_head_dim(case.head_dim)}"),
-                *([pytest.mark.slow] if (arch, case) == ("sm_80", WIDE) else []),
+                *([pytest.mark.slow] if fields in slow else []),
             ],
         )
         for fields in given
-        for arch, case, _ in [fields]
+        for arch, case, seeds in [fields]
     ]
 
 

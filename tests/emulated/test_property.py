@@ -16,9 +16,9 @@ from tests.support.drawn import STRATIFIED, Drawn, check, problems, variant_of
 
 pytestmark = pytest.mark.emulated
 
-# Problems by variant and architecture: 20 by default and 300 more in the long run, of each of the
+# Problems by variant and architecture: 10 by default and 300 more in the long run, of each of the
 # emulated ones; no two are alike.
-DEFAULT_DRAWS, LONG_DRAWS = 4, 10
+DEFAULT_DRAWS, LONG_DRAWS = 2, 10
 LONG = 30  # variants beside the stratified ones
 
 
