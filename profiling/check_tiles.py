@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -128,21 +128,21 @@ def dated(source: str, days: Mapping[tuple[str, int], str]) -> str:
     for (direction, place), day in days.items():
         call = rows[DATED[direction]][place]
         assert isinstance(call, ast.Call)
-        old = next((each.value for each in call.keywords if each.arg == "searched"), None)
-        last = max((*call.args, *(each.value for each in call.keywords)), key=_end)
-        line, column = _end(last)
-        end = starts[line - 1] + column
-        if old is not None:
-            line, column = _end(old)
-            begin = starts[old.lineno - 1] + old.col_offset
-            edits.append((begin, starts[line - 1] + column, f'"{day}"'))
-        elif day:
-            edits.append((end, end, f', searched="{day}"'))
+        # A row's texts are its source and, behind it, the day.
+        source_text, *old = (arg for arg in call.args if _is_text(arg))
+        end = _end(source_text, starts)
+        new = f', "{day}"' if day else ""
+        edits.append((end, _end(old[0], starts) if old else end, new))
     for begin, end, text in sorted(edits, reverse=True):
         source = source[:begin] + text + source[end:]
     return source
 
 
-def _end(node: ast.expr) -> tuple[int, int]:
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _end(node: ast.expr, starts: Sequence[int]) -> int:
+    """Where a node ends in a source whose lines start there."""
     assert node.end_lineno is not None and node.end_col_offset is not None
-    return node.end_lineno, node.end_col_offset
+    return starts[node.end_lineno - 1] + node.end_col_offset

@@ -11,6 +11,7 @@ FULL = (MaskKind.FULL,)
 CAUSAL = (MaskKind.CAUSAL,)
 WINDOW = (MaskKind.WINDOW,)
 BANDED = CAUSAL + WINDOW
+OPEN = FULL + CAUSAL  # without a far edge
 ANY = FULL + BANDED
 
 # What a head dim is padded to: Q and K to one of these, V and O to another.

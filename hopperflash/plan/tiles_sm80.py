@@ -14,8 +14,7 @@ from hopperflash.plan.config import BackwardConfigSm80, ForwardConfigSm80
 from hopperflash.plan.tiles import (
     ANY,
     BANDED,
-    CAUSAL,
-    FULL,
+    OPEN,
     WINDOW,
     first_that_holds,
     padded_head_dim,
@@ -82,7 +81,7 @@ LARGE = TileTable(
         BackwardTileSm80(128, 64, 64, 64, 8, 4, "64x128 spills in fp16"),
         BackwardTileSm80(96, 96, 64, 128, 8, 8, "FA2 and FA3", BANDED),
         BackwardTileSm80(128, 96, 64, 64, 8, 4, "64x128 spills in fp16, at 96 without a mask"),
-        BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3", FULL + CAUSAL),
+        BackwardTileSm80(128, 128, 64, 128, 8, 8, "FA2 and FA3", OPEN),
         BackwardTileSm80(128, 128, 64, 64, 8, 4, "64x128 spills: caps, packed, in order", WINDOW),
         BackwardTileSm80(192, 192, 64, 64, 8, 4, "FA2"),
         BackwardTileSm80(256, 64, 32, 64, 8, 4, "64 queries spill: causal, packed", WINDOW),

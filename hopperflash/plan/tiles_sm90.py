@@ -12,8 +12,8 @@ from hopperflash.plan.config import WGMMA_ROWS, BackwardConfig, ForwardConfig, P
 from hopperflash.plan.tiles import (
     ANY,
     BANDED,
-    CAUSAL,
     FULL,
+    OPEN,
     WINDOW,
     first_that_holds,
     padded_head_dim,
@@ -37,8 +37,8 @@ class ForwardTile:
     tile_n: int
     p_operand: POperand
     source: str
-    capped: bool = True
     searched: str = ""
+    capped: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,37 +55,37 @@ class BackwardTile:
     dq_warpgroups: int
     stages: int
     source: str
+    searched: str = ""
     dq_swap_ab: bool = False
     capped: bool = True
-    searched: str = ""
 
 
 REGS, SMEM = POperand.REGISTERS, POperand.SHARED
 
 # The first row that holds both head dims counts.
 FORWARD_TILES = (
-    ForwardTile(64, 64, FULL + CAUSAL, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
+    ForwardTile(64, 64, OPEN, 192, 128, REGS, "FA4 at every mask; FA3 causal", "2026-11-30"),
     ForwardTile(64, 64, WINDOW, 192, 128, REGS, "FA4", capped=False),
-    ForwardTile(64, 64, WINDOW, 128, 128, REGS, "both edges and a cap would spill at 192 queries"),
+    ForwardTile(64, 64, WINDOW, 128, 128, REGS, "192: two edges and a cap spill", "2026-11-30"),
     ForwardTile(96, 96, FULL, 192, 144, SMEM, "FA3 and FA4 full; as below, O rescaled less often"),
     ForwardTile(96, 96, BANDED, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises"),
-    ForwardTile(128, 128, ANY, 128, 128, REGS, "FA4; least waste on the diagonal and at the end"),
-    ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrower V leaves room for more keys"),
-    ForwardTile(192, 192, FULL + CAUSAL, 128, 112, REGS, "FA3 and FA4; the shared-memory limit"),
-    ForwardTile(192, 192, WINDOW, 128, 96, REGS, "FA3 and FA4; less waste at the edges"),
-    ForwardTile(256, 256, FULL + CAUSAL, 128, 80, REGS, "FA3 and FA4; the shared-memory limit"),
-    ForwardTile(256, 256, WINDOW, 128, 64, REGS, "FA3 and FA4; less waste at the edges"),
+    ForwardTile(128, 128, ANY, 128, 128, REGS, "FA4; least waste at edges and end", "2026-11-30"),
+    ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrow V leaves room", "2026-11-30"),
+    ForwardTile(192, 192, OPEN, 128, 112, REGS, "FA3, FA4; the shared-memory limit", "2026-11-30"),
+    ForwardTile(192, 192, WINDOW, 128, 96, REGS, "FA3, FA4; less waste at the edges", "2026-11-30"),
+    ForwardTile(256, 256, OPEN, 128, 80, REGS, "FA3, FA4; the shared-memory limit", "2026-11-30"),
+    ForwardTile(256, 256, WINDOW, 128, 64, REGS, "FA3, FA4; less waste at the edges", "2026-11-30"),
 )
 
 BACKWARD_TILES = (
-    BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", capped=False),
+    BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", "2026-11-30", capped=False),
     BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap, or packed in order, would spill at 128"),
-    BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 queries would need 248 registers"),
-    BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3 and FA4 causal; dQ wants 64s of queries"),
+    BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 need 248 registers", "2026-11-30"),
+    BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3, FA4 causal; dQ wants 64s", "2026-11-30"),
     BackwardTile(128, 192, ANY, 64, 64, 1, 1, 2, "with 128 keys some would spill"),
-    BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 would spill", dq_swap_ab=True),
-    BackwardTile(192, 192, ANY, 96, 64, 1, 2, 2, "32x128 would spill", dq_swap_ab=True),
-    BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit"),
+    BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 spills", "2026-11-30", dq_swap_ab=True),
+    BackwardTile(192, 192, ANY, 96, 64, 1, 2, 2, "32x128 spills", "2026-11-30", dq_swap_ab=True),
+    BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit", "2026-11-30"),
 )
 
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.

@@ -183,17 +183,18 @@ def test_verdicts(ranking):
 def test_dates_are_set_in_the_rows():
     source = (
         "X = 1\n"
-        'FORWARD_TILES = (\n    Tile(64, "a", capped=False),\n    Tile(\n        96,\n    ),\n)\n'
-        'BACKWARD_TILES = (Tile(64, "c", searched="2026-01-01"), Tile(96, "d"))\n'
+        'FORWARD_TILES = (\n    Tile(64, "a", capped=False),\n'
+        '    Tile(\n        96, "b"\n    ),\n)\n'
+        'BACKWARD_TILES = (Tile(64, "c", "2026-01-01"), Tile(96, "d"), Tile(8, "e", "old"))\n'
     )
     days = {("forward", 0): "2026-05-06", ("forward", 1): "2026-05-06", ("backward", 0): "",
-            ("backward", 1): ""}  # fmt: skip
+            ("backward", 1): "", ("backward", 2): "2026-05-06"}  # fmt: skip
     new = dated(source, days)
     assert new == (
         "X = 1\n"
-        'FORWARD_TILES = (\n    Tile(64, "a", capped=False, searched="2026-05-06"),\n'
-        '    Tile(\n        96, searched="2026-05-06",\n    ),\n)\n'
-        'BACKWARD_TILES = (Tile(64, "c", searched=""), Tile(96, "d"))\n'
+        'FORWARD_TILES = (\n    Tile(64, "a", "2026-05-06", capped=False),\n'
+        '    Tile(\n        96, "b", "2026-05-06"\n    ),\n)\n'
+        'BACKWARD_TILES = (Tile(64, "c"), Tile(96, "d"), Tile(8, "e", "2026-05-06"))\n'
     )
     assert dated(new, days) == new
 
