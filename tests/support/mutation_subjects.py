@@ -223,6 +223,11 @@ _FORWARD = (
     ("mbarrier-init-count", 1, _FRESH_QUERY_BUFFER),
     ("mbarrier-init-fewer", 1, _FRESH_QUERY_BUFFER),
 )
+_OUT_OF_TURN = (
+    "named-barrier-sync", 1,
+    "A wait for the turn of a warpgroup, which decides when it issues its GEMMs and no result. The "
+    "others keep the barriers in balance.",
+)  # fmt: skip
 _FENCED_BEFORE = (
     "The fence before a GEMM that is issued right behind another: the fence of that one already "
     "orders all that touched its registers."
@@ -312,7 +317,8 @@ _PAIRED_BACKWARD = (
     ("mbarrier-init-fewer", 1, _FILLED_ONCE),
 )
 _TABLE = (
-    ("forward-d64", _FORWARD), ("forward-d128", _FORWARD), ("backward-d128", _BACKWARD),
+    ("forward-d64", (*_FORWARD, _OUT_OF_TURN)), ("forward-d128", _FORWARD),
+    ("backward-d128", _BACKWARD),
     ("forward-paired-d128", _PAIRED), ("backward-paired-d192", _PAIRED_BACKWARD),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
