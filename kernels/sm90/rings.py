@@ -12,10 +12,10 @@ class TwoStageState(PipelineState):
     """A place in a ring of two stages: an exclusive or leads to the other stage, and another to the
     phase it has there. Stages passed are not counted, which no pipeline asks for."""
 
-    def clone(self, **_: Any) -> TwoStageState:
+    def clone(self, *, loc: Any = None, ip: Any = None) -> TwoStageState:
         return TwoStageState(2, self.count, self.index, self.phase)
 
-    def advance(self, **_: Any) -> None:
+    def advance(self, *, loc: Any = None, ip: Any = None) -> None:
         self._phase, self._index = self._phase ^ self._index, self._index ^ 1
 
     def __new_from_mlir_values__(self, values: list[Any]) -> TwoStageState:
