@@ -232,10 +232,6 @@ _FENCED_BEFORE = (
     "The fence before a GEMM that is issued right behind another: the fence of that one already "
     "orders all that touched its registers."
 )
-_FENCED_A_STEP_AGO = (
-    "The fence before S of a masked query tile. The registers of S and dP were last touched ahead "
-    "of the fence before dV, in the step before."
-)
 _MERGED_GROUP = (
     "The commit of dV += P^T dO. Its wgmmas join the group of dK += dS^T Q, whose wait covers both."
 )
@@ -254,7 +250,6 @@ _RELEASED_TWICE = (
 _BACKWARD = (
     *(("wgmma-wait", site, _FREES_REGISTERS) for site in (2, 7)),
     *(("wgmma-wait-for-older", site, _FREES_REGISTERS) for site in (2, 7)),
-    *(("wgmma-fence", site, _FENCED_A_STEP_AGO) for site in (0, 8)),
     *(("wgmma-fence", site, _FENCED_BEFORE) for site in (2, 3, 6, 7, 10, 13)),
     *(("wgmma-commit", site, _MERGED_GROUP) for site in (2, 7, 12, 16)),
     (
