@@ -13,7 +13,7 @@ from typing import Any
 from hopperflash.plan import ArchSpec, KernelRef, feasibility, feasibility_sm80
 from hopperflash.plan import tiles_sm80 as sm80
 from hopperflash.plan import tiles_sm90 as sm90
-from hopperflash.plan.clusters import in_cluster, sharing
+from hopperflash.plan.clusters import at_ease, in_cluster, sharing
 from hopperflash.plan.config import (
     MMA_ROWS,
     WGMMA_ROWS,
@@ -80,7 +80,7 @@ TABLES = {
         sm90.ForwardTile,
         SM90.forward,
         lambda _: sm90.FORWARD_TILES,
-        lambda c, _, capped: sm90.forward_tile(c.head_dim, c.head_dim_v, c.mask, capped),
+        lambda c, *_: sm90.forward_tile(c.head_dim, c.head_dim_v, c.mask),
         sm90.forward_config,
         feasibility.check,
     ),
@@ -172,4 +172,5 @@ def _promise(case: Case, config: MainConfig) -> tuple[float, ...]:
     if not isinstance(config, (ForwardConfig, BackwardConfig)):
         return (steps * moved_bytes(config, ITEMSIZE).l2, steps, config.tile_m)
     step = tile_step(config, ITEMSIZE)
-    return (steps * step.units.bound.clocks, steps * step.instructions, config.tile_m)
+    bound = at_ease(step.units, config).bound
+    return (steps * bound.clocks, steps * step.instructions, config.tile_m)

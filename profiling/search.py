@@ -4,8 +4,9 @@ spills or serialises wgmma, and ranks the rest by the model; no GPU is needed.
     python -m profiling.search --head-dim 128 --mask causal --direction forward [--json|--markdown]
     python -m profiling.search --check [--write] [--head-dim 128] [--direction forward]
 
-Ranked by clocks that an SM needs for a visible pair, from the machine code (docs/performance.md),
-and where these are equal by instructions for a score. --check asks for every row of the table of
+Ranked by clocks that an SM needs for a visible pair, from the machine code (docs/performance.md)
+and with no more of L2 than keeps nobody waiting, and where these are equal by instructions for a
+score. --check asks for every row of the table of
 an architecture whether it is the search's first choice, or as good within the model's error;
 --write puts today's date on those rows of `plan/tiles_sm90.py` that are.
 """
@@ -24,7 +25,7 @@ from typing import Any
 from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
-from hopperflash.plan.clusters import in_cluster
+from hopperflash.plan.clusters import at_ease, in_cluster
 from hopperflash.plan.config import BackwardConfig, ForwardConfig, ForwardConfigSm80, Scheduler
 from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
@@ -157,8 +158,9 @@ def _found(case: Case, candidate: Candidate, compiled: KernelReport | str) -> Fo
     if isinstance(compiled, str):
         return Found(candidate, None, faults=faults)
     config = candidate.config
-    side = Side(config.tile_m, config.tile_n, compiled.steps, compiled.spill_bytes,
-                compiled.stack_bytes, clocks=0.0)  # fmt: skip
+    steps = tuple(replace(step, units=at_ease(step.units, config)) for step in compiled.steps)
+    side = Side(config.tile_m, config.tile_n, steps, compiled.spill_bytes, compiled.stack_bytes,
+                clocks=0.0)  # fmt: skip
     side = replace(side, clocks=clocks_per_thousand(case, side))
     return Found(candidate, side, compiled.registers, compiled.shared_bytes, faults)
 

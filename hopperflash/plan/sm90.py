@@ -7,7 +7,6 @@ from dataclasses import replace
 from hopperflash.plan.arch import ArchSpec
 from hopperflash.plan.clusters import sharing
 from hopperflash.plan.config import BackwardConfig, ForwardConfig
-from hopperflash.plan.cost import with_cheapest_factors
 from hopperflash.plan.family import KernelFamily
 from hopperflash.plan.feasibility import check
 from hopperflash.plan.folding import fold_heads
@@ -22,12 +21,10 @@ from hopperflash.problem import AttnProblem
 
 
 def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig, str]:
-    capped = problem.softcap > 0.0
-    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
+    tile = forward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind)
     config = forward_config(tile, problem.head_dim, problem.head_dim_v)
     config, source = fold_heads(config, tile.source, problem.group)
-    config = replace(config, cluster_m=sharing(config, problem).ctas)
-    return with_cheapest_factors(config, problem.dtype.itemsize), source
+    return replace(config, cluster_m=sharing(config, problem).ctas), source
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:

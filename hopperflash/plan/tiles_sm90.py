@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hopperflash.plan.config import WGMMA_ROWS, BackwardConfig, ForwardConfig, POperand
+from hopperflash.plan.cost import with_cheapest_factors
 from hopperflash.plan.tiles import (
     ANY,
-    BANDED,
-    FULL,
     OPEN,
     WINDOW,
     first_that_holds,
@@ -25,9 +24,9 @@ from hopperflash.problem import MaskKind
 class ForwardTile:
     """One row of the forward table, for head dims up to those given; `source` says where from.
 
-    `capped` says whether it is also for capped scores. `searched` is the day on which the search
-    (`profiling.search --check`) last found nothing better for any of its masks, as far as the model
-    can tell, and "" where it did; `source` then says why the row is what it is.
+    `searched` is the day on which the search (`profiling.search --check`) last found nothing better
+    for any of its masks, as far as the model can tell, and "" where it did; `source` then says why
+    the row is what it is.
     """
 
     head_dim: int
@@ -38,13 +37,13 @@ class ForwardTile:
     p_operand: POperand
     source: str
     searched: str = ""
-    capped: bool = True
 
 
 @dataclass(frozen=True)
 class BackwardTile:
     """One row of the backward table; `key_warpgroups` of the two consumers stack along the keys,
-    `dq_warpgroups` compute dQ, or with `dq_swap_ab` its transpose."""
+    `dq_warpgroups` compute dQ, or with `dq_swap_ab` its transpose. `capped` says whether the row is
+    also for capped scores."""
 
     head_dim: int
     head_dim_v: int
@@ -60,15 +59,12 @@ class BackwardTile:
     capped: bool = True
 
 
-REGS, SMEM = POperand.REGISTERS, POperand.SHARED
+REGS = POperand.REGISTERS
 
 # The first row that holds both head dims counts.
 FORWARD_TILES = (
-    ForwardTile(64, 64, OPEN, 192, 128, REGS, "FA4 at every mask; FA3 causal", "2026-11-30"),
-    ForwardTile(64, 64, WINDOW, 192, 128, REGS, "FA4", capped=False),
-    ForwardTile(64, 64, WINDOW, 128, 128, REGS, "192: two edges and a cap spill", "2026-11-30"),
-    ForwardTile(96, 96, FULL, 192, 144, SMEM, "FA3 and FA4 full; as below, O rescaled less often"),
-    ForwardTile(96, 96, BANDED, 192, 128, SMEM, "FA4 causal; P in registers spills and serialises"),
+    ForwardTile(64, 64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
+    ForwardTile(96, 96, ANY, 192, 96, REGS, "FA3, FA4: 192; P of 128 keys would spill"),
     ForwardTile(128, 128, ANY, 128, 128, REGS, "FA4; least waste at edges and end", "2026-11-30"),
     ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrow V leaves room", "2026-11-30"),
     ForwardTile(192, 192, OPEN, 128, 112, REGS, "FA3, FA4; the shared-memory limit", "2026-11-30"),
@@ -91,16 +87,14 @@ BACKWARD_TILES = (
 # Registers per thread of (producer, consumers) by consumer warpgroups: the split FA3 and FA4 use.
 REGISTER_SPLIT = {2: (24, 240), 3: (32, 160)}
 BACKWARD_CONSUMERS = 2
+ITEMSIZE = 2  # of every dtype
 # Up to which head dim warpgroups take turns: FA3's. Beyond, a softmax is short beside its GEMMs.
 PING_PONG_HEAD_DIM = 128
 
 
-def forward_tile(
-    head_dim: int, head_dim_v: int, mask_kind: MaskKind, capped: bool = False
-) -> ForwardTile:
-    """The row for two head dims, a mask and a cap; LookupError where the table has none."""
-    rows = (row for row in FORWARD_TILES if row.capped or not capped)
-    return first_that_holds(rows, head_dim, head_dim_v, mask_kind)
+def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> ForwardTile:
+    """The row for two head dims and a mask; LookupError where the table has none."""
+    return first_that_holds(FORWARD_TILES, head_dim, head_dim_v, mask_kind)
 
 
 def backward_tile(
@@ -112,10 +106,11 @@ def backward_tile(
 
 
 def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> ForwardConfig:
-    """The kernel configuration of a row: 64 query rows per consumer warpgroup."""
+    """The kernel configuration of a row: 64 query rows per consumer warpgroup, and the factors of O
+    where they cost least."""
     consumer_warpgroups = tile.tile_m // WGMMA_ROWS
     registers_producer, registers_consumer = REGISTER_SPLIT[consumer_warpgroups]
-    return ForwardConfig(
+    config = ForwardConfig(
         tile_m=tile.tile_m,
         tile_n=tile.tile_n,
         head_dim=padded_head_dim(head_dim),
@@ -126,6 +121,7 @@ def forward_config(tile: ForwardTile, head_dim: int, head_dim_v: int) -> Forward
         p_operand=tile.p_operand,
         ping_pong=padded_head_dim(head_dim) <= PING_PONG_HEAD_DIM,
     )
+    return with_cheapest_factors(config, ITEMSIZE)
 
 
 def backward_config(tile: BackwardTile, head_dim: int, head_dim_v: int) -> BackwardConfig:

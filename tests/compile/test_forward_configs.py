@@ -33,16 +33,12 @@ def _spec(tile: ForwardTile, dtype: DType, variant: Variant, group: int = 1) -> 
 
 def _takes(tile: ForwardTile, variant: Variant) -> bool:
     """Whether problems of the row's own head dims and this variant get the row."""
-    return tile == forward_tile(tile.head_dim, tile.head_dim_v, variant.mask, variant.softcap)
-
-
-def _lightest(tile: ForwardTile, mask: MaskKind) -> Variant:
-    return Variant(mask, softcap=not _takes(tile, Variant(mask)))
+    return tile == forward_tile(tile.head_dim, tile.head_dim_v, variant.mask)
 
 
 def _heaviest(tile: ForwardTile) -> Variant:
     """All that a row is for; the last of its masks has the most loops."""
-    return Variant(tile.masks[-1], softcap=tile.capped, packed=True)
+    return Variant(tile.masks[-1], softcap=True, packed=True)
 
 
 def _paired(spec: KernelSpec) -> KernelSpec:
@@ -79,14 +75,14 @@ def _covering() -> Iterator[KernelSpec]:
     """Each row with every mask and dtype and little else, folded in variants, at its heaviest."""
     for tile in FORWARD_TILES:
         for dtype, mask in product(DType, tile.masks):
-            yield _spec(tile, dtype, _lightest(tile, mask))
+            yield _spec(tile, dtype, Variant(mask))
         for variant in VARIANTS:
             if _takes(tile, variant):
                 yield _spec(tile, FP16, variant, GROUP)
         yield _spec(tile, BF16, _heaviest(tile))
         for scheduler in (Scheduler.PERSISTENT, Scheduler.DYNAMIC):
             yield walking(_spec(tile, FP16, _heaviest(tile), GROUP), scheduler)
-            yield walking(_spec(tile, BF16, _lightest(tile, tile.masks[0])), scheduler)
+            yield walking(_spec(tile, BF16, Variant(tile.masks[0])), scheduler)
         yield from _pairs(tile)
 
 

@@ -113,6 +113,20 @@ def test_instructions_break_ties(ranking):
     assert operands == sorted(operands, key=lambda operand: operand is POperand.REGISTERS)
 
 
+def test_more_of_l2_than_is_at_ease_counts_as_waiting(ranking):
+    """At 32 bytes a clock L2's 1800 clocks would be hidden; at 24 they are 2400."""
+
+    def compile_report(spec: KernelSpec) -> KernelReport:
+        units = UnitClocks(2048, 0, 0, 0, 0, 0, 1800 if spec.config.tile_n == 128 else 1500)
+        return compiled(replace(step(), units=units))
+
+    bounds = {
+        found.candidate.config.tile_n == 128: found.side.interior.units.bound
+        for found in ranking(compile_report).ranked
+    }
+    assert bounds == {True: ("L2", 2400), False: ("tensor cores", 2048)}
+
+
 def test_what_spills_is_dropped(ranking):
     def compile_report(spec: KernelSpec) -> KernelReport:
         return compiled(step(), spill_bytes=16 if spec.config.tile_n > 100 else 0)
