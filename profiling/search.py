@@ -26,7 +26,13 @@ from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
 from hopperflash.plan.clusters import at_ease, in_cluster
-from hopperflash.plan.config import BackwardConfig, ForwardConfig, ForwardConfigSm80, Scheduler
+from hopperflash.plan.config import (
+    BackwardConfig,
+    ForwardConfig,
+    ForwardConfigSm80,
+    MainConfig,
+    Scheduler,
+)
 from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.problem import DType, MaskKind, Signature
@@ -34,6 +40,7 @@ from profiling.candidates import Candidate, enumerate_rows, planned_row, table_o
 from profiling.compare_sass import SEQLEN, WINDOW_LEFT, Case, Side, clocks_per_thousand
 
 LIMIT = 16
+NARROWER = (("dq",), ("dk", "dv"))  # gradients that may be asked for alone
 GROUP = 3  # query heads in the rows of a tile, where a forward is compiled at its heaviest
 
 
@@ -52,22 +59,31 @@ class Question:
         return KernelSpec(kernel, candidate.config, signature, self.arch.name)
 
     def heaviest(self, candidate: Candidate) -> list[KernelSpec]:
-        """The row's kernels in fp16 with all that they may have to do, for one tile or several."""
-        kernel = table_of(self.case.direction, self.arch).kernel
-        # Packed in order, a Hopper backward gets the row for caps.
-        packed = self.capped or self.case.direction == "forward"
-        signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=packed)
-        config, schedulers = candidate.config, [Scheduler.PERSISTENT]
-        if isinstance(config, ForwardConfig):
-            schedulers.append(Scheduler.DYNAMIC)
+        """The row's kernels in fp16 with all that they may have to do, for one tile or several, and
+        of a backward with fewer gradients."""
+        config = candidate.config
         if isinstance(config, (ForwardConfig, BackwardConfig)):
             # Tiles of packed sequences are not paired.
             config = in_cluster(config, 1)
-        forward = isinstance(config, (ForwardConfig, ForwardConfigSm80))
-        changes: dict[str, Any] = {"group": GROUP} if forward else {"deterministic": True}
-        single = replace(config, **changes)
-        several = [walking(single, scheduler) for scheduler in schedulers]
-        return [KernelSpec(kernel, each, signature, self.arch.name) for each in (single, *several)]
+        if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
+            return self._each(_with_walks(replace(config, group=GROUP)), packed=True)
+        narrower = [replace(config, gradients=gradients) for gradients in NARROWER]
+        # Packed in order, a Hopper backward gets the row for caps.
+        in_order = _with_walks(replace(config, deterministic=True))
+        return self._each(in_order, packed=self.capped) + self._each(narrower, packed=True)
+
+    def _each(self, configs: Sequence[MainConfig], *, packed: bool) -> list[KernelSpec]:
+        kernel = table_of(self.case.direction, self.arch).kernel
+        signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=packed)
+        return [KernelSpec(kernel, config, signature, self.arch.name) for config in configs]
+
+
+def _with_walks(config: MainConfig) -> list[MainConfig]:
+    """The configuration for one tile, and those for several that it may get."""
+    schedulers = [Scheduler.PERSISTENT]
+    if isinstance(config, ForwardConfig):
+        schedulers.append(Scheduler.DYNAMIC)
+    return [config, *(walking(config, scheduler) for scheduler in schedulers)]
 
 
 @dataclass(frozen=True)
