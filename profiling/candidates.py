@@ -13,7 +13,7 @@ from typing import Any
 from hopperflash.plan import ArchSpec, KernelRef, feasibility, feasibility_sm80
 from hopperflash.plan import tiles_sm80 as sm80
 from hopperflash.plan import tiles_sm90 as sm90
-from hopperflash.plan.clusters import at_ease, in_cluster, sharing
+from hopperflash.plan.clusters import in_cluster, sharing
 from hopperflash.plan.config import (
     MMA_ROWS,
     WGMMA_ROWS,
@@ -172,5 +172,4 @@ def _promise(case: Case, config: MainConfig) -> tuple[float, ...]:
     if not isinstance(config, (ForwardConfig, BackwardConfig)):
         return (steps * moved_bytes(config, ITEMSIZE).l2, steps, config.tile_m)
     step = tile_step(config, ITEMSIZE)
-    bound = at_ease(step.units, config).bound
-    return (steps * bound.clocks, steps * step.instructions, config.tile_m)
+    return (steps * step.units.bound.clocks, steps * step.instructions, config.tile_m)

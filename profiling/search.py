@@ -4,9 +4,8 @@ spills or serialises wgmma, and ranks the rest by the model; no GPU is needed.
     python -m profiling.search --head-dim 128 --mask causal --direction forward [--json|--markdown]
     python -m profiling.search --check [--write] [--head-dim 128] [--direction forward]
 
-Ranked by clocks that an SM needs for a visible pair, from the machine code (docs/performance.md)
-and with no more of L2 than keeps nobody waiting, and where these are equal by instructions for a
-score. --check asks for every row of the table of
+Ranked by clocks that an SM needs for a visible pair, from the machine code (docs/performance.md),
+and where these are equal by instructions for a score. --check asks for every row of the table of
 an architecture whether it is the search's first choice, or as good within the model's error;
 --write puts today's date on those rows of `plan/tiles_sm90.py` that are.
 """
@@ -137,16 +136,29 @@ def search(question: Question, limit: int, pool: ProcessPoolExecutor) -> Ranking
     specs = [question.spec(candidate) for candidate in chosen]
     compiled = list(pool.map(compile_report, specs))
     found = [_found(question.case, *pair) for pair in zip(chosen, compiled, strict=True)]
-    ranked = sorted((each for each in found if not each.faults), key=lambda each: each.rank)
-    dropped = [each for each in found if each.faults]
+    return _ranked(Ranking(question, (), tuple(found), planned, len(feasible)), pool)
+
+
+def with_l2_at_ease(ranking: Ranking, pool: ProcessPoolExecutor) -> Ranking:
+    """The same candidates if a kernel waited for what it asks of L2 beyond `L2_AT_EASE`."""
+    case = ranking.question.case
+    found = (_at_ease(case, each) for each in (*ranking.ranked, *ranking.dropped))
+    return _ranked(replace(ranking, ranked=(), dropped=tuple(found)), pool)
+
+
+def _ranked(ranking: Ranking, pool: ProcessPoolExecutor) -> Ranking:
+    """Those of the dropped that have no fault, ranked."""
+    clean = [each for each in ranking.dropped if not each.faults]
+    ranked = sorted(clean, key=lambda each: each.rank)
+    dropped = [each for each in ranking.dropped if each.faults]
     while ranked:
-        results = pool.map(compile_report, question.heaviest(ranked[0].candidate))
+        results = pool.map(compile_report, ranking.question.heaviest(ranked[0].candidate))
         faults = dict.fromkeys(fault for result in results for fault in faults_of(result))
         if not faults:
             break
         texts = tuple(f"with everything: {fault}" for fault in faults)
         dropped.append(replace(ranked.pop(0), faults=texts))
-    return Ranking(question, tuple(ranked), tuple(dropped), planned, len(feasible))
+    return replace(ranking, ranked=tuple(ranked), dropped=tuple(dropped))
 
 
 def compile_report(spec: KernelSpec) -> KernelReport | str:
@@ -174,11 +186,19 @@ def _found(case: Case, candidate: Candidate, compiled: KernelReport | str) -> Fo
     if isinstance(compiled, str):
         return Found(candidate, None, faults=faults)
     config = candidate.config
-    steps = tuple(replace(step, units=at_ease(step.units, config)) for step in compiled.steps)
-    side = Side(config.tile_m, config.tile_n, steps, compiled.spill_bytes, compiled.stack_bytes,
-                clocks=0.0)  # fmt: skip
+    side = Side(config.tile_m, config.tile_n, compiled.steps, compiled.spill_bytes,
+                compiled.stack_bytes, clocks=0.0)  # fmt: skip
     side = replace(side, clocks=clocks_per_thousand(case, side))
     return Found(candidate, side, compiled.registers, compiled.shared_bytes, faults)
+
+
+def _at_ease(case: Case, found: Found) -> Found:
+    if found.side is None:
+        return found
+    config = found.candidate.config
+    steps = (replace(step, units=at_ease(step.units, config)) for step in found.side.steps)
+    side = replace(found.side, steps=tuple(steps))
+    return replace(found, side=replace(side, clocks=clocks_per_thousand(case, side)))
 
 
 COLUMNS = ("", "tile", "clocks for 1000 pairs", "behind", "bound by", "interior", "boundary",

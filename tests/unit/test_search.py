@@ -18,7 +18,15 @@ from profiling import search as module
 from profiling.candidates import candidate_of, enumerate_rows, table_of
 from profiling.check_tiles import Verdict, dated, rows_of
 from profiling.compare_sass import Case
-from profiling.search import Question, Ranking, as_json, faults_of, lines, search
+from profiling.search import (
+    Question,
+    Ranking,
+    as_json,
+    faults_of,
+    lines,
+    search,
+    with_l2_at_ease,
+)
 
 SM90, SM80 = arch_of("sm_90a"), arch_of("sm_80")
 CAUSAL_128 = Case("forward", 128, 128, MaskKind.CAUSAL)
@@ -113,16 +121,20 @@ def test_instructions_break_ties(ranking):
     assert operands == sorted(operands, key=lambda operand: operand is POperand.REGISTERS)
 
 
-def test_more_of_l2_than_is_at_ease_counts_as_waiting(ranking):
-    """At 32 bytes a clock L2's 1800 clocks would be hidden; at 24 they are 2400."""
+def test_what_is_asked_of_l2_beyond_ease_may_count_as_waiting(ranking):
+    """At 32 bytes a clock L2's 1800 clocks are hidden; at 24 they are 2400. Others have 1500."""
 
     def compile_report(spec: KernelSpec) -> KernelReport:
-        units = UnitClocks(2048, 0, 0, 0, 0, 0, 1800 if spec.config.tile_n == 128 else 1500)
-        return compiled(replace(step(), units=units))
+        l2 = 1800 if spec.config.tile_n == 128 else 1500
+        return compiled(replace(step(), units=UnitClocks(2048, 0, 0, 0, 0, 0, l2)))
 
+    found = ranking(compile_report)
+    pool: Any = Here()
+    eased = with_l2_at_ease(found, pool)
+    assert {each.candidate for each in eased.ranked} == {each.candidate for each in found.ranked}
+    assert {each.side.interior.units.bound.unit for each in found.ranked} == {"tensor cores"}
     bounds = {
-        found.candidate.config.tile_n == 128: found.side.interior.units.bound
-        for found in ranking(compile_report).ranked
+        each.candidate.config.tile_n == 128: each.side.interior.units.bound for each in eased.ranked
     }
     assert bounds == {True: ("L2", 2400), False: ("tensor cores", 2048)}
 
