@@ -1,6 +1,6 @@
 """What our kernels and flash-attn-4's move and multiply, counted in the emulator; no GPU is needed.
 
-    python -m profiling.compare_counters [--peer FILE] [--docs DIR] [--head-dims 64,128,256]
+    python -m profiling.compare_counters [--peer FILE] [--docs DIR] [--head-dims 64,192/128]
         [--seqlen 8192]
 
 Writes `counters.md`. With --peer flash-attn-4's counts are kept in that file and read from there
@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from hopperflash.problem import Direction
-from profiling.compare_sass import MASKS
+from profiling.compare_sass import ALL_HEAD_DIMS, HEAD_DIMS, MASKS, head_dims_of, name_of
 from profiling.counters import Head, PassCount, count_ours, from_json
 
-HEAD_DIMS = (64, 128, 256)
 SEQLEN = 8192
-# Of the whole problem: 16,384 tokens, and as many heads as make 2048 of all their dims.
+# Of the whole problem: 16,384 tokens, and as many heads as 2048 of all their dims hold.
 BATCH, HIDDEN = 2, 2048
 
 
@@ -41,7 +40,8 @@ class Pair(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.head.head_dim} {self.head.mask.kind.value}"
+        head = self.head
+        return f"{name_of(head.head_dim, head.head_dim_v)} {head.mask.kind.value}"
 
     @property
     def bytes_ratio(self) -> float:
@@ -51,14 +51,14 @@ class Pair(NamedTuple):
     @property
     def copies(self) -> int:
         """Heads of all batch entries of the whole problem."""
-        return BATCH * HIDDEN // self.head.head_dim
+        return BATCH * (HIDDEN // self.head.head_dim)
 
 
-def heads(head_dims: Sequence[int] = HEAD_DIMS, seqlen: int = SEQLEN) -> list[Head]:
+def heads(head_dims: Sequence[tuple[int, int]] = HEAD_DIMS, seqlen: int = SEQLEN) -> list[Head]:
     """All cases, forward first."""
     return [
-        Head(direction, head_dim, mask, seqlen)
-        for direction, head_dim, mask in product(get_args(Direction), head_dims, MASKS.values())
+        Head(direction, *dims, mask, seqlen)
+        for direction, dims, mask in product(get_args(Direction), head_dims, MASKS.values())
     ]
 
 
@@ -71,7 +71,9 @@ def compare(chosen: Sequence[Head], peers: Sequence[PassCount]) -> Iterator[Pair
         yield pair
 
 
-def peer_counts(head_dims: Sequence[int], seqlen: int, kept: Path | None) -> list[PassCount]:
+def peer_counts(
+    head_dims: Sequence[tuple[int, int]], seqlen: int, kept: Path | None
+) -> list[PassCount]:
     """flash-attn-4's counts: from a file that has these cases, or counted in a process of its own,
     and kept in it."""
     chosen = set(heads(head_dims, seqlen))
@@ -81,7 +83,7 @@ def peer_counts(head_dims: Sequence[int], seqlen: int, kept: Path | None) -> lis
             return found
     with tempfile.TemporaryDirectory(prefix="hopperflash-") as folder:
         out = kept or Path(folder, "peer.json")
-        dims = ",".join(map(str, head_dims))
+        dims = ",".join(name_of(*dims) for dims in head_dims)
         command = [sys.executable, "-m", "profiling.peer_counters", str(seqlen), dims, str(out)]
         subprocess.run(command, check=True)
         return [from_json(record) for record in json.loads(out.read_text())]
@@ -93,12 +95,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--docs", type=Path, default=Path("docs/performance"))
-    parser.add_argument("--head-dims", default=",".join(map(str, HEAD_DIMS)))
+    parser.add_argument("--head-dims", type=head_dims_of, default=ALL_HEAD_DIMS)
     parser.add_argument("--seqlen", type=int, default=SEQLEN)
     arguments = parser.parse_args()
-    head_dims = [int(size) for size in arguments.head_dims.split(",")]
-    peers = peer_counts(head_dims, arguments.seqlen, arguments.peer)
-    pairs = list(compare(heads(head_dims, arguments.seqlen), peers))
+    peers = peer_counts(arguments.head_dims, arguments.seqlen, arguments.peer)
+    pairs = list(compare(heads(arguments.head_dims, arguments.seqlen), peers))
     print(write(pairs, arguments.docs))
 
 

@@ -54,10 +54,24 @@ class Case:
 
     @property
     def name(self) -> str:
-        dims = f"{self.head_dim}" if self.head_dim == self.head_dim_v else (
-            f"{self.head_dim}/{self.head_dim_v}"
-        )  # fmt: skip
-        return f"{dims} {self.mask.value}"
+        return f"{name_of(self.head_dim, self.head_dim_v)} {self.mask.value}"
+
+
+def name_of(head_dim: int, head_dim_v: int) -> str:
+    """`64`, or `192/128`."""
+    return f"{head_dim}" if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
+
+
+def head_dims_of(text: str) -> tuple[tuple[int, int], ...]:
+    """Those of `HEAD_DIMS` that a list names: `64,192/128`. ValueError for others."""
+    known = {name_of(*dims): dims for dims in HEAD_DIMS}
+    unknown = [name for name in text.split(",") if name not in known]
+    if unknown:
+        raise ValueError(f"no head dims {', '.join(unknown)}: there are {', '.join(known)}")
+    return tuple(known[name] for name in text.split(","))
+
+
+ALL_HEAD_DIMS = ",".join(name_of(*dims) for dims in HEAD_DIMS)
 
 
 @dataclass(frozen=True)
@@ -254,11 +268,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cubins", type=Path)
     parser.add_argument("--docs", type=Path, default=Path("docs/performance"))
-    parser.add_argument("--head-dims", default=",".join(f"{d}/{dv}" for d, dv in HEAD_DIMS))
+    parser.add_argument("--head-dims", type=head_dims_of, default=ALL_HEAD_DIMS)
     arguments = parser.parse_args()
-    wanted = arguments.head_dims.split(",")
-    head_dims = tuple(p for p in HEAD_DIMS if f"{p[0]}/{p[1]}" in wanted or str(p[0]) in wanted)
-    pairs = list(compare(cases(head_dims), arguments.cubins))
+    pairs = list(compare(cases(arguments.head_dims), arguments.cubins))
     for path in write(pairs, arguments.docs):
         print(path)
 

@@ -31,23 +31,27 @@ STATISTICS_BYTES = 8  # LSE and delta of a row, fp32
 
 @dataclass(frozen=True)
 class Head:
-    """One direction of one head: `seqlen` queries and keys of `head_dim`, bf16."""
+    """One direction of one head: `seqlen` queries and keys of `head_dim`, values of `head_dim_v`,
+    bf16."""
 
     direction: Direction
     head_dim: int
+    head_dim_v: int
     mask: MaskSpec
     seqlen: int
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Operands (batch, seqlen, heads, head dim), and what a forward would have returned."""
-        shape = (1, self.seqlen, 1, self.head_dim)
-        tensors = {name: torch.randn(shape).bfloat16() for name in ("q", "k", "v", "out", "dout")}
+        sizes = dict.fromkeys(("q", "k"), self.head_dim)
+        sizes |= dict.fromkeys(("v", "out", "dout"), self.head_dim_v)
+        tensors = {x: torch.randn(1, self.seqlen, 1, size).bfloat16() for x, size in sizes.items()}
         return tensors | {"lse": torch.randn(1, 1, self.seqlen)}
 
     @property
-    def gemms(self) -> int:
-        """Of two FLOPs for each element of a head dim and each pair."""
-        return 2 if self.direction == "forward" else 5
+    def pair_flops(self) -> int:
+        """Of a query and a key: S and O, or S, dQ and dK, dP and dV."""
+        d, dv = self.head_dim, self.head_dim_v
+        return 2 * (d + dv) if self.direction == "forward" else 2 * (3 * d + 2 * dv)
 
 
 class LaunchCount(NamedTuple):
@@ -86,22 +90,21 @@ class PassCount:
     @property
     def beyond(self) -> float:
         """Tensor work beyond that of the tiles with a visible pair, over the latter."""
-        h = self.head
         tile = self.tile_m * self.tile_n
-        return self.flops / (2 * h.gemms * h.head_dim * tile * self._visited) - 1
+        return self.flops / (self.head.pair_flops * tile * self._visited) - 1
 
     @property
     def over_visible(self) -> float:
         """Tensor work over that of the visible pairs."""
         h = self.head
         pairs = h.mask.visible_pairs(h.seqlen, h.seqlen)
-        return self.flops / (2 * h.gemms * h.head_dim * pairs)
+        return self.flops / (h.pair_flops * pairs)
 
     @property
     def loads_per_tile(self) -> float:
         """How often what a step streams is read for each tile with a visible pair: K and V of a
         forward, Q, dO and the row statistics of a backward. Below 1 where CTAs share loads."""
-        h, row = self.head, 2 * self.head.head_dim * ITEMSIZE
+        h, row = self.head, (self.head.head_dim + self.head.head_dim_v) * ITEMSIZE
         if h.direction == "forward":
             kept, statistics = h.seqlen * h.head_dim * ITEMSIZE, 0
         else:
@@ -216,10 +219,12 @@ def planned_launches(found: PassCount, batch: int, heads: int) -> int:
     band = tuple(-1 if bound is None else bound for bound in (head.mask.left, head.mask.right))
 
     def plan(batch: int, heads: int) -> LaunchPlan:
-        shape = (batch, head.seqlen, heads, head.head_dim)
-        x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        qk, v = (
+            torch.empty(batch, head.seqlen, heads, size, dtype=torch.bfloat16, device="meta")
+            for size in (head.head_dim, head.head_dim_v)
+        )
         return hopperflash.make_plan(
-            x, x, x, arch="sm_90a", direction=head.direction, window_size=band
+            qk, qk, v, arch="sm_90a", direction=head.direction, window_size=band
         )
 
     def tiles(plan: LaunchPlan) -> tuple[int, int, int]:

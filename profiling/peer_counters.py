@@ -13,15 +13,17 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from profiling.compare_sass import head_dims_of
 from profiling.peer import ENVIRONMENT, KERNELS, compiled_by_cute
 
 SWITCH = {"CUTE_DSL_KEEP": "ptx"}
 
 
-def main(seqlen: int, head_dims: list[int], out: Path) -> None:
+def main(seqlen: int, head_dims: Sequence[tuple[int, int]], out: Path) -> None:
     """Writes the counts of every case."""
     with tempfile.TemporaryDirectory(prefix="hopperflash-") as folder:
         os.environ.update(ENVIRONMENT | SWITCH | {"CUTE_DSL_DUMP_DIR": folder})
@@ -29,7 +31,7 @@ def main(seqlen: int, head_dims: list[int], out: Path) -> None:
     out.write_text(json.dumps(found))
 
 
-def _count_all(seqlen: int, head_dims: list[int]) -> list[dict[str, Any]]:
+def _count_all(seqlen: int, head_dims: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     from profiling.compare_counters import heads
     from profiling.counters import LaunchCount, PassCount, as_json, count_launch, period_of
     from tests.support.posing import launch_with, pose_as_gpu
@@ -54,7 +56,7 @@ def _count_all(seqlen: int, head_dims: list[int]) -> list[dict[str, Any]]:
             _call(head)
             tile = mains[-1]
             found = PassCount(head, tile.tile_m, tile.tile_n, tuple(launches))
-            print(f"{head.direction} {head.head_dim} {head.mask}: {found.bytes} B", flush=True)
+            print(f"{head}: {found.bytes} B", flush=True)
             records.append(as_json(found))
     return records
 
@@ -73,4 +75,4 @@ def _call(head: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")], Path(sys.argv[3]))
+    main(int(sys.argv[1]), head_dims_of(sys.argv[2]), Path(sys.argv[3]))

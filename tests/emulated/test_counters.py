@@ -64,7 +64,7 @@ def total(counters: Mapping[str, int]) -> int:
 )
 def test_few_ctas_stand_for_all(direction: Direction, head_dim: int, name: str) -> None:
     """At head dim 128 forward CTAs are in pairs."""
-    head = Head(direction, head_dim, MASKS[name], 1500)
+    head = Head(direction, head_dim, head_dim, MASKS[name], 1500)
     found, whole = count_ours(head), executed(head, 1, 1)
     assert found.bytes == total(whole)
     assert found.flops == whole["wgmma_flops"]
@@ -73,7 +73,7 @@ def test_few_ctas_stand_for_all(direction: Direction, head_dim: int, name: str) 
 
 def test_one_head_stands_for_all(direction: Direction) -> None:
     """Two batch entries of three heads do six times what one head does."""
-    head = Head(direction, 64, MaskSpec(right=0), 300)
+    head = Head(direction, 64, 64, MaskSpec(right=0), 300)
     found, whole = count_ours(head), executed(head, 2, 3)
     assert 6 * found.bytes == total(whole)
     assert 6 * found.flops == whole["wgmma_flops"]
@@ -96,9 +96,13 @@ def test_concave_counts_are_summed_exactly(left: int | None, mirrored: bool) -> 
     assert found == LaunchCount(*map(sum, zip(*map(count, range(200)), strict=True)))
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_no_tensor_work_is_for_nothing(direction: Direction, name: str) -> None:
-    found = count_ours(Head(direction, 64, MASKS[name], 700))
+@pytest.mark.parametrize(
+    ("dims", "name"), [*(((64, 64), name) for name in MASKS), ((192, 128), "causal")]
+)
+def test_no_tensor_work_is_for_nothing(
+    direction: Direction, dims: tuple[int, int], name: str
+) -> None:
+    found = count_ours(Head(direction, *dims, MASKS[name], 700))
     assert found.beyond == 0.0
     assert found.loads_per_tile <= 1.0
     assert found.over_visible > 1.0
@@ -107,8 +111,8 @@ def test_no_tensor_work_is_for_nothing(direction: Direction, name: str) -> None:
 
 def test_tiles_that_no_pair_needs_are_seen(direction: Direction) -> None:
     """All 16 tiles of a causal mask, of which 4 + 3 + 2 + 1 hold a pair."""
-    head = Head(direction, 64, MaskSpec(right=0), 512)
-    work = 2 * head.gemms * 64 * 512**2
+    head = Head(direction, 64, 64, MaskSpec(right=0), 512)
+    work = head.pair_flops * 512**2
     wasteful = PassCount(head, 128, 128, (LaunchCount(4, 0, 0, 0, work),))
     assert wasteful.beyond == pytest.approx(16 / 10 - 1)
     assert wasteful.over_visible == pytest.approx(512**2 / (512 * 513 / 2))
@@ -116,13 +120,13 @@ def test_tiles_that_no_pair_needs_are_seen(direction: Direction) -> None:
 
 def test_launches_of_the_whole_problem() -> None:
     """Tiles of unequal work are taken from a counter where there are many."""
-    counted = PassCount(Head("forward", 64, MaskSpec(right=0), 8192), 192, 128, ())
+    counted = PassCount(Head("forward", 64, 64, MaskSpec(right=0), 8192), 192, 128, ())
     assert planned_launches(counted, 1, 1) == 1
     assert planned_launches(counted, 2, 32) == 2
 
 
 def test_records_are_read_back() -> None:
-    found = count_ours(Head("forward", 64, MaskSpec(100, 0), 256))
+    found = count_ours(Head("forward", 64, 64, MaskSpec(100, 0), 256))
     assert from_json(json.loads(json.dumps(as_json(found)))) == found
 
 

@@ -134,7 +134,7 @@ def test_counters_are_of_the_whole_problem(monkeypatch):
     monkeypatch.setattr(
         counters_report, "version", lambda name: "0" if "4" in name else version(name)
     )
-    head = Head("forward", 64, MaskSpec(right=0), 512)
+    head = Head("forward", 64, 64, MaskSpec(right=0), 512)
     rows, tile = 512 * 64 * 2, 128 * 64 * 2
     flops = 10 * 2 * 2 * 64 * 128**2
     ours = LaunchCount(4, rows + 10 * 2 * tile, rows, 0, flops)
