@@ -205,7 +205,6 @@ def side(
     """`moved`: what no thread moves in a step."""
     tile = Tile(
         scores=config.tile_m * config.tile_n,
-        gemms=2 if case.direction == "forward" else 5,
         moved=moved,
         rates=HOPPER,
     )

@@ -21,9 +21,6 @@ from hopperflash.plan.cost import moved_bytes, tile_step
 from hopperflash.plan.launch_plan import KernelSpec
 from hopperflash.plan.units import AMPERE, HOPPER, UnitClocks
 
-_FORWARD_GEMMS = 2
-_SCORE_GEMMS = 2  # of a backward, beside one for each gradient
-
 
 @dataclass(frozen=True)
 class ModelledStep:
@@ -81,18 +78,10 @@ def _is_main(config: Config) -> TypeGuard[MainConfig]:
 def _steps(kernel: KernelResources, config: MainConfig, itemsize: int) -> tuple[StepCost, ...]:
     tile = Tile(
         scores=config.tile_m * config.tile_n,
-        gemms=_gemms(config),
         moved=moved_bytes(config, itemsize),
         rates=HOPPER if isinstance(config, (ForwardConfig, BackwardConfig)) else AMPERE,
     )
     return tuple(step_cost(shares, tile) for shares in shared_steps(config, kernel.sass))
-
-
-def _gemms(config: MainConfig) -> int:
-    if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
-        return _FORWARD_GEMMS
-    parts = config.dq_parts(0) if isinstance(config, BackwardConfig) else ()
-    return _SCORE_GEMMS + len(config.gradients) + len(parts[1:])
 
 
 def _dynamic_shared_memory(config: MainConfig, itemsize: int) -> int:

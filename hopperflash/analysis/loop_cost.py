@@ -34,7 +34,6 @@ from hopperflash.plan.units import (
 _WARPGROUP_MMA = re.compile(r"HGMMA\.64x(\d+)x16")
 _LANES = 32
 _MATRIX_BYTES = 128  # 8 x 8 of 16 bits, what stmatrix and ldmatrix move at a time
-_SYNCS_PER_GEMM = 2  # one fence before it, one wait after it
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class Tile:
 
     scores: int
     """Scores of one step, all threads together."""
-    gemms: int
-    """GEMMs of one step."""
     moved: Moved
     rates: Rates
 
@@ -80,7 +77,7 @@ class StepCost:
     """Exponentials that are not of scores."""
     warpgroup_syncs: int
     serialised: bool
-    """Whether there is a fence or a wait for single wgmma."""
+    """Whether there is a fence or a wait for a single wgmma."""
     spills: int
     units: UnitClocks
 
@@ -120,7 +117,6 @@ def step_cost(shares: Sequence[Share], tile: Tile) -> StepCost:
     conditional = mean([loop.conditional for loop in loops])
     pipes = {pipe: mean([loop.pipes[pipe] for loop in loops]) for pipe in Pipe}
     shapes = sorted({_shape(i) for loop in loops for i in loop.tensor_instructions})
-    syncs = max(loop.warpgroup_syncs for loop in loops)
     return StepCost(
         begin=min(loop.begin for loop in loops),
         masked=mean([loop.masks for loop in loops]) >= per_thread / 2,
@@ -135,8 +131,8 @@ def step_cost(shares: Sequence[Share], tile: Tile) -> StepCost:
             for shape in shapes
         },
         exponentials_beyond=mean([loop.exponentials for loop in loops]) - per_thread,
-        warpgroup_syncs=syncs,
-        serialised=syncs > _SYNCS_PER_GEMM * tile.gemms,
+        warpgroup_syncs=max(loop.warpgroup_syncs for loop in loops),
+        serialised=any(loop.serialised for loop in loops),
         spills=sum(loop.spills for loop in loops),
         units=_units(shares, tile),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from hopperflash.analysis.pipes import Pipe, pipe_of
 from hopperflash.analysis.sass import SassInstruction, SassListing
@@ -82,8 +82,19 @@ class Loop:
 
     @property
     def warpgroup_syncs(self) -> int:
-        """Fences and waits (WARPGROUP); as many as wgmma, or twice, where those are serialised."""
-        return sum(1 for i in self.instructions if i.opcode.split(".")[0] == "WARPGROUP")
+        """Fences and waits (WARPGROUP)."""
+        return self.count("WARPGROUP")
+
+    @property
+    def serialised(self) -> bool:
+        """Whether a wgmma stands alone between fences and waits: ptxas does not let those of a GEMM
+        follow each other. A GEMM of depth 16, which has but one, looks the same."""
+        kinds = [i.opcode.split(".")[0] for i in self.instructions]
+        steps = [kind for kind in kinds if kind in ("WARPGROUP", "HGMMA")]
+        # A GEMM may begin at the end of the loop's code.
+        start = steps.index("WARPGROUP") if "WARPGROUP" in steps else 0
+        runs = groupby(steps[start:] + steps[:start])
+        return any(kind == "HGMMA" and len(list(run)) == 1 for kind, run in runs)
 
 
 def loops_of(listing: SassListing) -> list[Loop]:

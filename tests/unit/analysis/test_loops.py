@@ -104,9 +104,9 @@ def test_pipes_of_the_step(kernel):
     assert (step.spills, step.masks) == (0, 0)
 
 
-def cost(kernel, gemms=2, scores=128, rates=HOPPER):
+def cost(kernel, scores=128, rates=HOPPER):
     (step,) = tensor_loops(kernel)
-    return step_cost([Share(step, 4)], Tile(scores, gemms, Moved(1024, 256, 640), rates))
+    return step_cost([Share(step, 4)], Tile(scores, Moved(1024, 256, 640), rates))
 
 
 def test_clocks_of_the_step(kernel):
@@ -128,7 +128,7 @@ def test_clocks_of_the_step(kernel):
 
 def test_shares_of_different_loops_are_added_up(kernel):
     (step,) = tensor_loops(kernel)
-    tile = Tile(256, 2, Moved(0, 0, 0), HOPPER)
+    tile = Tile(256, Moved(0, 0, 0), HOPPER)
     both = step_cost([Share(step, 4), Share(step, 4)], tile)
     assert both == step_cost([Share(step, 8)], tile)
     assert both.units.issue == 2 * both.instructions
@@ -157,9 +157,15 @@ def test_warpgroups_with_loops_of_their_own_share_steps():
     assert alike == [[Share(loop, 8)] for loop in (first, second, third, fourth)]
 
 
-def test_a_fence_for_each_wgmma_is_seen(kernel):
-    assert not cost(kernel, gemms=2).serialised
-    assert cost(kernel, gemms=1).serialised
+def test_a_wgmma_alone_between_fences_and_waits_is_seen(kernel):
+    """Both of the kernel; with a second behind each none, though one GEMM begins before the branch
+    back to the loop's start."""
+    first, second = (line for line in KERNEL.splitlines() if "HGMMA" in line)
+    twice = KERNEL.replace(first, f"{first}\n{first}").replace(second, f"{second}\n{second}")
+    rotated = twice.replace(f"    WARPGROUP.ARRIVE\n{first}\n", "", 1)
+    rotated = rotated.replace("    UIADD3", f"    WARPGROUP.ARRIVE\n{first}\n    UIADD3")
+    found = [cost(listing(text)).serialised for text in (KERNEL, twice, rotated)]
+    assert found == [True, False, False]
 
 
 def test_masked_steps_select(kernel):
@@ -180,7 +186,7 @@ def test_ampere_multiplies_by_the_warp():
     ampere = listing("LOOP:\nHMMA.16816.F32 R4, R8, R12, R4\nLDSM.16.M88.4 R8, [R2]\n"
                      "FADD R1, R1, R2\n@P0 BRA `(LOOP)\nEXIT")  # fmt: skip
     (loop,) = tensor_loops(ampere)
-    units = step_cost([Share(loop, 8)], Tile(16 * 8 * 8, 1, Moved(0, 0, 0), AMPERE)).units
+    units = step_cost([Share(loop, 8)], Tile(16 * 8 * 8, Moved(0, 0, 0), AMPERE)).units
     assert (units.tensor, units.fma, units.shared) == (8 * 2, 2 * 2, 8 * 4)
 
 
