@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
@@ -39,7 +40,7 @@ from profiling.candidates import Candidate, enumerate_rows, planned_row, table_o
 from profiling.compare_sass import SEQLEN, WINDOW_LEFT, Case, Side, clocks_per_thousand
 
 LIMIT = 16
-NARROWER = (("dq",), ("dk", "dv"))  # gradients that may be asked for alone
+GRADIENTS = (("dq", "dk", "dv"), ("dq",), ("dk", "dv"))  # that may be asked for
 GROUP = 3  # query heads in the rows of a tile, where a forward is compiled at its heaviest
 
 
@@ -58,23 +59,23 @@ class Question:
         return KernelSpec(kernel, candidate.config, signature, self.arch.name)
 
     def heaviest(self, candidate: Candidate) -> list[KernelSpec]:
-        """The row's kernels in fp16 with all that they may have to do, for one tile or several, and
-        of a backward with fewer gradients."""
+        """The row's kernels with all that they may have to do, for one tile or several, and of a
+        backward with fewer gradients."""
         config = candidate.config
         if isinstance(config, (ForwardConfig, BackwardConfig)):
             # Tiles of packed sequences are not paired.
             config = in_cluster(config, 1)
         if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
             return self._each(_with_walks(replace(config, group=GROUP)), packed=True)
-        narrower = [replace(config, gradients=gradients) for gradients in NARROWER]
+        unordered = [replace(config, gradients=gradients) for gradients in GRADIENTS]
         # Packed in order, a Hopper backward gets the row for caps.
         in_order = _with_walks(replace(config, deterministic=True))
-        return self._each(in_order, packed=self.capped) + self._each(narrower, packed=True)
+        return self._each(in_order, packed=self.capped) + self._each(unordered, packed=True)
 
     def _each(self, configs: Sequence[MainConfig], *, packed: bool) -> list[KernelSpec]:
         kernel = table_of(self.case.direction, self.arch).kernel
-        signature = Signature(DType.FLOAT16, self.case.mask, softcap=self.capped, packed=packed)
-        return [KernelSpec(kernel, config, signature, self.arch.name) for config in configs]
+        signatures = [Signature(dtype, self.case.mask, self.capped, packed) for dtype in DType]
+        return [KernelSpec(kernel, *pair, self.arch.name) for pair in product(configs, signatures)]
 
 
 def _with_walks(config: MainConfig) -> list[MainConfig]:

@@ -63,8 +63,8 @@ REGS = POperand.REGISTERS
 
 # The first row that holds both head dims counts.
 FORWARD_TILES = (
-    ForwardTile(64, 64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal"),
-    ForwardTile(96, 96, ANY, 192, 96, REGS, "FA3, FA4: 192; P of 128 keys would spill"),
+    ForwardTile(64, 64, ANY, 192, 128, REGS, "FA4 at every mask; FA3 causal", "2026-11-30"),
+    ForwardTile(96, 96, ANY, 192, 96, REGS, "FA3, FA4: 192; 128 keys would spill", "2026-11-30"),
     ForwardTile(128, 128, ANY, 128, 128, REGS, "FA4; least waste at edges and end", "2026-11-30"),
     ForwardTile(192, 128, ANY, 128, 128, REGS, "FA4; a narrow V leaves room", "2026-11-30"),
     ForwardTile(192, 192, OPEN, 128, 112, REGS, "FA3, FA4; the shared-memory limit", "2026-11-30"),
@@ -75,7 +75,7 @@ FORWARD_TILES = (
 
 BACKWARD_TILES = (
     BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", "2026-11-30", capped=False),
-    BackwardTile(64, 64, ANY, 64, 128, 2, 1, 2, "a cap, or packed in order, would spill at 128"),
+    BackwardTile(64, 64, ANY, 112, 128, 2, 1, 2, "128 of a cap would spill", dq_swap_ab=True),
     BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 need 248 registers", "2026-11-30"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3, FA4 causal; dQ wants 64s", "2026-11-30"),
     BackwardTile(128, 192, ANY, 64, 64, 1, 1, 2, "with 128 keys some would spill"),
