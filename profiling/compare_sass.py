@@ -63,11 +63,12 @@ def name_of(head_dim: int, head_dim_v: int) -> str:
 
 
 def head_dims_of(text: str) -> tuple[tuple[int, int], ...]:
-    """Those of `HEAD_DIMS` that a list names: `64,192/128`. ValueError for others."""
+    """Those of `HEAD_DIMS` that a list names: `64,192/128`. ArgumentTypeError for others."""
     known = {name_of(*dims): dims for dims in HEAD_DIMS}
     unknown = [name for name in text.split(",") if name not in known]
     if unknown:
-        raise ValueError(f"no head dims {', '.join(unknown)}: there are {', '.join(known)}")
+        names = ", ".join(unknown)
+        raise argparse.ArgumentTypeError(f"no head dims {names}: there are {', '.join(known)}")
     return tuple(known[name] for name in text.split(","))
 
 

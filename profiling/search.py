@@ -25,7 +25,7 @@ from typing import Any
 from hopperflash.analysis import KernelReport, report
 from hopperflash.errors import CompileError
 from hopperflash.plan import ArchSpec, KernelSpec, arch_of
-from hopperflash.plan.clusters import at_ease, in_cluster
+from hopperflash.plan.clusters import L2_AT_EASE, in_cluster
 from hopperflash.plan.config import (
     BackwardConfig,
     ForwardConfig,
@@ -35,12 +35,13 @@ from hopperflash.plan.config import (
 )
 from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
-from hopperflash.problem import DType, MaskKind, Signature
+from hopperflash.plan.units import HOPPER
+from hopperflash.problem import GRADIENTS, DType, MaskKind, Signature
 from profiling.candidates import Candidate, enumerate_rows, planned_row, table_of
 from profiling.compare_sass import SEQLEN, WINDOW_LEFT, Case, Side, clocks_per_thousand
 
 LIMIT = 16
-GRADIENTS = (("dq", "dk", "dv"), ("dq",), ("dk", "dv"))  # that may be asked for
+ASKED_FOR = (GRADIENTS, ("dq",), ("dk", "dv"))  # gradients
 GROUP = 3  # query heads in the rows of a tile, where a forward is compiled at its heaviest
 
 
@@ -67,7 +68,7 @@ class Question:
             config = in_cluster(config, 1)
         if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
             return self._each(_with_walks(replace(config, group=GROUP)), packed=True)
-        unordered = [replace(config, gradients=gradients) for gradients in GRADIENTS]
+        unordered = [replace(config, gradients=gradients) for gradients in ASKED_FOR]
         # Packed in order, a Hopper backward gets the row for caps.
         in_order = _with_walks(replace(config, deterministic=True))
         return self._each(in_order, packed=self.capped) + self._each(unordered, packed=True)
@@ -137,21 +138,20 @@ def search(question: Question, limit: int, pool: ProcessPoolExecutor) -> Ranking
     specs = [question.spec(candidate) for candidate in chosen]
     compiled = list(pool.map(compile_report, specs))
     found = [_found(question.case, *pair) for pair in zip(chosen, compiled, strict=True)]
-    return _ranked(Ranking(question, (), tuple(found), planned, len(feasible)), pool)
+    return _ranked(Ranking(question, (), (), planned, len(feasible)), found, pool)
 
 
 def with_l2_at_ease(ranking: Ranking, pool: ProcessPoolExecutor) -> Ranking:
     """The same candidates if a kernel waited for what it asks of L2 beyond `L2_AT_EASE`."""
     case = ranking.question.case
-    found = (_at_ease(case, each) for each in (*ranking.ranked, *ranking.dropped))
-    return _ranked(replace(ranking, ranked=(), dropped=tuple(found)), pool)
+    found = [_at_ease(case, each) for each in (*ranking.ranked, *ranking.dropped)]
+    return _ranked(ranking, found, pool)
 
 
-def _ranked(ranking: Ranking, pool: ProcessPoolExecutor) -> Ranking:
-    """Those of the dropped that have no fault, ranked."""
-    clean = [each for each in ranking.dropped if not each.faults]
-    ranked = sorted(clean, key=lambda each: each.rank)
-    dropped = [each for each in ranking.dropped if each.faults]
+def _ranked(ranking: Ranking, found: Sequence[Found], pool: ProcessPoolExecutor) -> Ranking:
+    """The ranking of these candidates instead."""
+    ranked = sorted((each for each in found if not each.faults), key=lambda each: each.rank)
+    dropped = [each for each in found if each.faults]
     while ranked:
         results = pool.map(compile_report, ranking.question.heaviest(ranked[0].candidate))
         faults = dict.fromkeys(fault for result in results for fault in faults_of(result))
@@ -196,8 +196,11 @@ def _found(case: Case, candidate: Candidate, compiled: KernelReport | str) -> Fo
 def _at_ease(case: Case, found: Found) -> Found:
     if found.side is None:
         return found
-    config = found.candidate.config
-    steps = (replace(step, units=at_ease(step.units, config)) for step in found.side.steps)
+    rate = L2_AT_EASE.get(type(found.candidate.config), HOPPER.l2_bytes)
+    steps = [
+        replace(step, units=replace(step.units, l2=step.units.l2 * HOPPER.l2_bytes / rate))
+        for step in found.side.steps
+    ]
     side = replace(found.side, steps=tuple(steps))
     return replace(found, side=replace(side, clocks=clocks_per_thousand(case, side)))
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hopperflash.plan.block_range import Tiling, key_block_totals, query_block_totals
-from hopperflash.plan.config import BackwardConfig, ForwardConfig, MainConfig, cluster_of
+from hopperflash.plan.config import BackwardConfig, ForwardConfig, cluster_of
 from hopperflash.plan.cost import tile_step
-from hopperflash.plan.units import HOPPER, UnitClocks
+from hopperflash.plan.units import HOPPER
 from hopperflash.problem import AttnProblem, MaskKind
 
 PAIR = 2
 # Bytes a clock and SM that keep nobody waiting: three quarters of what L2 gives, or of a backward,
 # half of whose bytes are added by threads that do not wait for them, all of it.
-L2_AT_EASE: dict[type, float] = {ForwardConfig: 24.0, BackwardConfig: float(HOPPER.l2_bytes)}
+L2_AT_EASE = {ForwardConfig: 24.0, BackwardConfig: float(HOPPER.l2_bytes)}
 _IDLE_LIMIT = 16  # of that many steps of a pair one may be idle
 
 
@@ -67,12 +67,6 @@ def cluster_reason(config: ForwardConfig | BackwardConfig, problem: AttnProblem)
 def l2_rate(config: ForwardConfig | BackwardConfig, itemsize: int) -> float:
     """Bytes a clock that an SM asks of L2 in the steady state."""
     return tile_step(config, itemsize).units.l2_demand * HOPPER.l2_bytes
-
-
-def at_ease(units: UnitClocks, config: MainConfig) -> UnitClocks:
-    """A step's clocks if it took no more of L2 than keeps nobody waiting."""
-    rate = L2_AT_EASE.get(type(config), HOPPER.l2_bytes)
-    return replace(units, l2=units.l2 * HOPPER.l2_bytes / rate)
 
 
 def _obstacle(config: ForwardConfig | BackwardConfig, problem: AttnProblem) -> str | None:

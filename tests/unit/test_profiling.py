@@ -14,7 +14,14 @@ from hopperflash.plan.config import Scheduler
 from hopperflash.plan.cost import moved_bytes
 from hopperflash.plan.tiles_sm90 import forward_config, forward_tile
 from hopperflash.problem import MaskKind, MaskSpec
-from profiling import compare_counters, compare_report, counters_report, peer_tiles, schedules
+from profiling import (
+    compare_counters,
+    compare_report,
+    compare_sass,
+    counters_report,
+    peer_tiles,
+    schedules,
+)
 from profiling.compare_sass import SEQLEN, Case, Pair, cases, side
 from profiling.counters import Head, LaunchCount, PassCount
 
@@ -149,3 +156,12 @@ def test_counters_are_of_the_whole_problem(monkeypatch):
     wider = compare_counters.Pair(replace(pair.ours, tile_n=256), pair.peer)
     missed = "| 1 | 1.0370 | **missed**: tile 128x256, FA4's 128x128 |"
     assert missed in "\n".join(counters_report.lines([wider]))
+
+
+def test_head_dims_are_chosen_by_name(capsys, monkeypatch):
+    assert compare_sass.head_dims_of("64,192/128") == ((64, 64), (192, 128))
+    assert compare_sass.head_dims_of(compare_sass.ALL_HEAD_DIMS) == compare_sass.HEAD_DIMS
+    monkeypatch.setattr("sys.argv", ["compare_counters", "--head-dims", "64,80,72/8"])
+    with pytest.raises(SystemExit):
+        compare_counters.main()
+    assert "no head dims 80, 72/8: there are 64, 96, 128, 192/128" in capsys.readouterr().err
