@@ -42,11 +42,12 @@ AXES: Mapping[type, Mapping[str, Sequence[Any]]] = {
     },
     sm90.BackwardTile: {
         "tile_m": range(feasibility.WGMMA_K, feasibility.TMA_BOX_MAX + 1, feasibility.WGMMA_K),
-        "tile_n": range(WGMMA_ROWS, feasibility.TMA_BOX_MAX + 1, WGMMA_ROWS),
+        "tile_n": range(feasibility.WGMMA_K, feasibility.TMA_BOX_MAX + 1, feasibility.WGMMA_K),
         "key_warpgroups": range(1, sm90.BACKWARD_CONSUMERS + 1),
         "dq_warpgroups": range(1, sm90.BACKWARD_CONSUMERS + 1),
         "stages": STAGES,
         "dq_swap_ab": (False, True),
+        "query_rows": (False, True),
     },
     sm80.ForwardTileSm80: {
         "tile_m": range(64, 193, 64),

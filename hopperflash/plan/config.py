@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
+
+SideT = TypeVar("SideT")
 
 WARPGROUP_THREADS = 128
 WGMMA_ROWS = 64  # rows of an instruction, so of a warpgroup
@@ -97,7 +100,9 @@ class BackwardConfig:
 
     S^T, dP^T, dV and dK have keys as their rows. `key_warpgroups` of the `consumer_warpgroups` are
     stacked along those rows and the others split the columns; only where all are stacked can P^T
-    and dS^T be operands from registers. dQ is the work of the first `dq_warpgroups`; with
+    and dS^T be operands from registers. With `query_rows` it is S and dP that have queries as
+    rows, and dV^T and dK^T that have head dims: keys are columns, which the warpgroups split, so
+    that a tile need not have 64 of them each. dQ is the work of the first `dq_warpgroups`; with
     `dq_swap_ab` it is dQ^T = K^T dS^T, of which they take 64 rows (head dims) in turns. Q and dO
     have `stages`; registers are per thread of each role. Where Q and K do not have all columns of
     the padded head_dim (`exact_head_dim`), dQ's last are not added. `cluster_n` CTAs with
@@ -115,6 +120,7 @@ class BackwardConfig:
     registers_consumer: int
     stages: int = 2
     dq_swap_ab: bool = False
+    query_rows: bool = False
     deterministic: bool = False
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
     scheduler: Scheduler = Scheduler.SINGLE
@@ -146,13 +152,28 @@ class BackwardConfig:
     @property
     def p_operand(self) -> POperand:
         """Where dV += P^T dO and dK += dS^T Q read their first operand from."""
-        stacked = self.key_warpgroups == self.consumer_warpgroups
+        stacked = self.key_warpgroups == self.consumer_warpgroups and not self.query_rows
         return POperand.REGISTERS if stacked else POperand.SHARED
+
+    def oriented(self, keys: SideT, others: SideT) -> tuple[SideT, SideT]:
+        """The two sides of S, dP, dV or dK, that of the keys and the other one, in the order of
+        rows and columns, and so of the operands A and B."""
+        return (others, keys) if self.query_rows else (keys, others)
 
     @property
     def key_shares(self) -> int:
-        """Into how many parts warpgroups split the columns of S^T, dV and dK."""
+        """Into how many parts warpgroups split what is not keys of S, dP, dV and dK."""
         return self.consumer_warpgroups // self.key_warpgroups
+
+    @property
+    def row_warpgroups(self) -> int:
+        """How many warpgroups are stacked along the rows of S, dP, dV and dK."""
+        return self.consumer_warpgroups // self.column_shares
+
+    @property
+    def column_shares(self) -> int:
+        """Into how many parts warpgroups split the columns of S, dP, dV and dK."""
+        return self.key_warpgroups if self.query_rows else self.key_shares
 
     @property
     def query_shares(self) -> int:

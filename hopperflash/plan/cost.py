@@ -43,6 +43,9 @@ _MATRICES = 8  # 16-bit values that a thread hands to one stmatrix
 FORWARD_OVERHEAD = 90
 BACKWARD_OVERHEAD = 175
 SHARED_P_OVERHEAD = 40
+# What a backward multiplies, by what the rows of S are.
+_ROWS_ARE_KEYS = ("S^T = K Q^T", "dP^T = V dO^T", "dV += P^T dO", "dK += dS^T Q")
+_ROWS_ARE_QUERIES = ("S = Q K^T", "dP = dO V^T", "dV^T += dO^T P", "dK^T += Q^T dS")
 # An exponential without the MUFU: three additions and a polynomial of degree 5; bounds and bits.
 EXP2_FMA = 8
 EXP2_ALU = 2
@@ -210,16 +213,15 @@ def _forward(config: ForwardConfig, itemsize: int) -> TileStep:
 
 
 def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
-    """S^T and dP^T always have keys as rows: only dS then crosses shared memory, for dQ. With
-    queries as rows both P and dS would, for dV and dK."""
+    """Where P^T and dS^T are operands from registers only dS crosses shared memory, for dQ."""
     c, moved = config, moved_bytes(config, itemsize)
     m, n = c.tile_m, c.tile_n
     in_registers = c.p_operand is POperand.REGISTERS
     dS_crosses, dQ = c.needs("dq") or not in_registers, _sums(c)
     threads = WARPGROUP_THREADS * c.consumer_warpgroups
     scores = m * n // threads
-    # LSE and delta of a thread's columns, in pairs
-    statistics = m // c.key_shares // 4
+    # LSE and delta of a thread's rows, or of its columns, in pairs
+    statistics = 2 * _ROWS * m // WGMMA_ROWS if c.query_rows else m // c.key_shares // 4
     stores = (scores / _MATRICES) * (dS_crosses + (not in_registers))
     return TileStep(
         scores=m * n,
@@ -248,13 +250,14 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
 def _backward_gemms(config: BackwardConfig) -> tuple[Gemm, ...]:
     c = config
     m, n, d, dv = c.tile_m, c.tile_n, c.head_dim, c.head_dim_v
-    in_registers, shares = c.p_operand is POperand.REGISTERS, c.key_shares
-    gemms = [Gemm("S^T = K Q^T", n, m, d, shares=shares)]
-    gemms += [Gemm("dP^T = V dO^T", n, m, dv, shares=shares)]
+    in_registers, shares = c.p_operand is POperand.REGISTERS, c.column_shares
+    S, dP, dV, dK = _ROWS_ARE_QUERIES if c.query_rows else _ROWS_ARE_KEYS
+    gemms = [Gemm(S, *c.oriented(n, m), d, shares=shares)]
+    gemms += [Gemm(dP, *c.oriented(n, m), dv, shares=shares)]
     if c.needs("dv"):
-        gemms += [Gemm("dV += P^T dO", n, dv, m, in_registers, shares)]
+        gemms += [Gemm(dV, *c.oriented(n, dv), m, in_registers, shares)]
     if c.needs("dk"):
-        gemms += [Gemm("dK += dS^T Q", n, d, m, in_registers, shares)]
+        gemms += [Gemm(dK, *c.oriented(n, d), m, in_registers, shares)]
     if c.needs("dq") and c.dq_swap_ab:
         gemms += [Gemm("dQ^T = K^T dS^T", d, m, n)]
     elif c.needs("dq"):

@@ -28,8 +28,11 @@ def operand_notes(config: MainConfig) -> str:
     if isinstance(config, ForwardConfigSm80):
         Q = "registers, loaded once" if config.q_in_registers else "shared memory"
         return f"{config.stages_kv} stages of K and of V; Q K^T takes Q from {Q}"
-    source = f"dV and dK take P and dS from {config.p_operand.value}"
-    return f"{config.stages} stages of Q and of dO; {source}"
+    notes = [f"{config.stages} stages of Q and of dO"]
+    notes += [f"dV and dK take P and dS from {config.p_operand.value}"]
+    if isinstance(config, BackwardConfig) and config.query_rows:
+        notes += ["queries are the rows of S, head dims those of dV^T and dK^T"]
+    return "; ".join(notes)
 
 
 def roles(config: MainConfig, arch: ArchSpec) -> Iterator[str]:

@@ -60,19 +60,14 @@ def _forward_shape_reasons(config: ForwardConfig) -> list[str]:
 
 
 def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
-    """Rules of S^T, dP^T, dV and dK (tile_n rows) and of dQ (tile_m rows)."""
+    """Rules of S, dP, dV and dK and of dQ (tile_m rows)."""
     c = config
     if c.consumer_warpgroups % c.key_warpgroups:
         return [
             f"{c.consumer_warpgroups} consumer warpgroups do not divide by the"
             f" {c.key_warpgroups} stacked along the keys"
         ]
-    reasons = []
-    if c.tile_n != WGMMA_ROWS * c.key_warpgroups:
-        reasons.append(
-            f"tile_n {c.tile_n} is not {WGMMA_ROWS * c.key_warpgroups}: {c.key_warpgroups}"
-            f" warpgroups of {WGMMA_ROWS} keys (wgmma)"
-        )
+    reasons = _query_row_reasons(c) if c.query_rows else _key_row_reasons(c)
     reasons += _dq_reasons(c)
     reasons += _share_reasons("tile_m", c.tile_m, c.cluster_n)
     # Columns of S^T, a swizzle of which no two warpgroups share, and the depth of dV and dK.
@@ -81,6 +76,33 @@ def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
     reasons += _size_reasons("head_dim", c.head_dim, shares_dq, WGMMA_K)
     reasons += _size_reasons("head_dim_v", c.head_dim_v, c.key_shares, WGMMA_K)
     return [*reasons, *_box_reasons("tile_n", c.tile_n), *_box_reasons("tile_m", c.tile_m)]
+
+
+def _key_row_reasons(config: BackwardConfig) -> list[str]:
+    c = config
+    if c.tile_n == WGMMA_ROWS * c.key_warpgroups:
+        return []
+    return [
+        f"tile_n {c.tile_n} is not {WGMMA_ROWS * c.key_warpgroups}: {c.key_warpgroups} warpgroups"
+        f" of {WGMMA_ROWS} keys (wgmma)"
+    ]
+
+
+def _query_row_reasons(config: BackwardConfig) -> list[str]:
+    """All rows are each warpgroup's: its share is of the keys."""
+    c, reasons = config, []
+    if c.key_warpgroups != c.consumer_warpgroups:
+        reasons.append(
+            f"with queries as rows all {c.consumer_warpgroups} consumer warpgroups split the keys,"
+            f" not {c.key_warpgroups}"
+        )
+    rows = {"tile_m": c.tile_m, "head_dim": c.head_dim, "head_dim_v": c.head_dim_v}
+    reasons += [
+        f"{name} {size} is not a multiple of {WGMMA_ROWS}: rows of S, dV^T or dK^T (wgmma)"
+        for name, size in rows.items()
+        if size % WGMMA_ROWS
+    ]
+    return reasons + _size_reasons("tile_n", c.tile_n, c.key_warpgroups, WGMMA_K)
 
 
 def _dq_reasons(config: BackwardConfig) -> list[str]:

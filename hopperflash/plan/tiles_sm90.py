@@ -41,9 +41,9 @@ class ForwardTile:
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """One row of the backward table; `key_warpgroups` of the two consumers stack along the keys,
-    `dq_warpgroups` compute dQ, or with `dq_swap_ab` its transpose. `capped` says whether the row is
-    also for capped scores."""
+    """One row of the backward table; `key_warpgroups` of the two consumers share out the keys, rows
+    of S^T, or with `query_rows` columns of S; `dq_warpgroups` compute dQ, or with `dq_swap_ab` its
+    transpose. `capped` says whether the row is also for capped scores."""
 
     head_dim: int
     head_dim_v: int
@@ -56,6 +56,7 @@ class BackwardTile:
     source: str
     searched: str = ""
     dq_swap_ab: bool = False
+    query_rows: bool = False
     capped: bool = True
 
 
@@ -80,7 +81,7 @@ BACKWARD_TILES = (
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3, FA4 causal; dQ wants 64s", "2026-11-30"),
     BackwardTile(128, 192, ANY, 64, 64, 1, 1, 2, "with 128 keys some would spill"),
     BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 spills", "2026-11-30", dq_swap_ab=True),
-    BackwardTile(192, 192, ANY, 96, 64, 1, 2, 2, "32x128 spills", "2026-11-30", dq_swap_ab=True),
+    BackwardTile(192, 192, ANY, 64, 96, 2, 2, 2, "FA4", query_rows=True),
     BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit", "2026-11-30"),
 )
 
@@ -139,5 +140,6 @@ def backward_config(tile: BackwardTile, head_dim: int, head_dim_v: int) -> Backw
         registers_consumer=registers_consumer,
         stages=tile.stages,
         dq_swap_ab=tile.dq_swap_ab,
+        query_rows=tile.query_rows,
         exact_head_dim=head_dim == padded_head_dim(head_dim),
     )

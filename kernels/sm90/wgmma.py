@@ -73,8 +73,12 @@ def tiled_mma(
     *,
     a_major: OperandMajorMode = OperandMajorMode.K,
     column_warpgroups: int = 1,
+    row_warpgroups: int | None = None,
 ) -> cute.TiledMma:
-    """m64nNk16 atoms, fp32 accumulation: the warpgroups are stacked along M, then split N."""
+    """m64nNk16 atoms, fp32 accumulation: the warpgroups are stacked along M, then split N.
+
+    There is one for every 64 rows, unless `row_warpgroups` says how many each take several.
+    """
     tile_m, tile_n = tile_mn
     op = warpgroup.MmaF16BF16Op(
         dtype,
@@ -84,7 +88,7 @@ def tiled_mma(
         a_major,
         b_major,
     )
-    atoms = (tile_m // ROWS_PER_WARPGROUP, column_warpgroups, 1)
+    atoms = (row_warpgroups or tile_m // ROWS_PER_WARPGROUP, column_warpgroups, 1)
     return cute.make_tiled_mma(cute.make_mma_atom(op), atoms)
 
 

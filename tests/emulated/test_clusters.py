@@ -40,22 +40,22 @@ CASES = (
 )
 ORDERED = CASES[:3]
 
-D192, D256 = {"head_dim": 192, "head_dim_v": 192}, {"head_dim": 256, "head_dim_v": 256}
+D256 = {"head_dim": 256, "head_dim_v": 256}
 BACKWARD_CASES = (
     # Two pairs of key tiles, of which a tile passes over two blocks that the other sees.
-    BackwardCase("diagonal", seqlen_q=256, seqlen_k=256, causal=True, **D192),
+    BackwardCase("diagonal", seqlen_q=256, seqlen_k=256, causal=True, **D256),
     # The third tile is alone.
-    BackwardCase("odd", "fp16", seqlen_q=100, seqlen_k=150, heads_q=2, causal=True, **D192),
+    BackwardCase("odd", "fp16", seqlen_q=100, seqlen_k=150, heads_q=2, causal=True, **D256),
     # Of some pairs nobody sees a key; fewer columns than the tile has.
-    BackwardCase("none", seqlen_q=70, seqlen_k=300, causal=True, head_dim=136, head_dim_v=192),
-    BackwardCase("batch", batch=2, seqlen_q=130, seqlen_k=128, heads_q=4, heads_k=2, **D192),
-    BackwardCase("capped", seqlen_q=140, seqlen_k=100, softcap=5.0, causal=True, **D192),
+    BackwardCase("none", seqlen_q=70, seqlen_k=300, causal=True, head_dim=200, head_dim_v=256),
+    BackwardCase("batch", batch=2, seqlen_q=130, seqlen_k=128, heads_q=4, heads_k=2, **D256),
+    BackwardCase("capped", seqlen_q=140, seqlen_k=100, softcap=5.0, causal=True, **D256),
     BackwardCase("wide", "fp16", seqlen_q=140, seqlen_k=200, causal=True, **D256),
     # Tiles pass over blocks before their own and after them; the fifth is alone.
-    BackwardCase("band", seqlen_q=250, seqlen_k=270, window=(100, 20), **D192),
+    BackwardCase("band", seqlen_q=250, seqlen_k=270, window=(100, 20), **D256),
     # Keys before and past all windows, in pairs with such as are seen.
     BackwardCase("ends", "fp16", seqlen_q=200, seqlen_k=390, window=(30, 30), **D256),
-    BackwardCase("past", seqlen_q=400, seqlen_k=200, window=(30, 0), **D192),
+    BackwardCase("past", seqlen_q=400, seqlen_k=200, window=(30, 0), **D256),
 )
 
 
@@ -133,7 +133,7 @@ def test_pairs_of_key_tiles_match_fp64(case: BackwardCase, schedule: str) -> Non
 def test_pairs_of_key_tiles_load_half(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles that all queries see: each loads half of Q and dO, and all row statistics; and
     those of the forward half of K and V."""
-    case = BackwardCase("half", seqlen_q=192, seqlen_k=128, **D192)
+    case = BackwardCase("half", seqlen_q=192, seqlen_k=128, **D256)
     loaded = []
     for at_ease in (24.0, 1e6):
         for kind in clusters.L2_AT_EASE:
@@ -144,7 +144,7 @@ def test_pairs_of_key_tiles_load_half(monkeypatch: pytest.MonkeyPatch) -> None:
             )
         loaded.append(_loaded(run))
     paired, alone = loaded
-    assert alone - paired == (192 + 128) * (192 + 192) * 2
+    assert alone - paired == (192 + 128) * (256 + 256) * 2
 
 
 def test_pairs_load_half_and_compute_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from hopperflash.problem.mask import MaskKind
 from ...common.layouts import mn_view
 from ...common.tiles import KeyTile
 from .. import copies, tma
-from .mma import TiledMmas
+from .context import TiledMmas
+from .scores import masks_keys
 from .storage import SmemTensors, consumers
 
 
@@ -42,11 +43,11 @@ def epilogue(ctx: EpilogueContext, tile: KeyTile, acc_dK: cute.Tensor, acc_dV: c
     everyone.arrive_and_wait()
     if cutlass.const_expr(config.needs("dk")):
         acc_dK.store(acc_dK.load() * ctx.softmax_scale)
-        copies.store_converted(ctx.mmas.dK, acc_dK, smem.sK[None, None, 0], ctx.consumer_tidx)
+        store_gradient(ctx, ctx.mmas.dK, acc_dK, (smem.sK, smem.sKt))
     if cutlass.const_expr(config.needs("dv")):
-        if cutlass.const_expr(ctx.packed and ctx.mask_kind is MaskKind.FULL):
+        if cutlass.const_expr(ctx.packed and not masks_keys(config, ctx.mask_kind)):
             zero_hidden_rows(ctx, tile, acc_dV)
-        copies.store_converted(ctx.mmas.dV, acc_dV, smem.sV[None, None, 0], ctx.consumer_tidx)
+        store_gradient(ctx, ctx.mmas.dV, acc_dV, (smem.sV, smem.sVt))
     # The TMA store reads through the async proxy what all consumer warps wrote.
     cute.arch.fence_view_async_shared()
     everyone.arrive_and_wait()
@@ -61,8 +62,20 @@ def epilogue(ctx: EpilogueContext, tile: KeyTile, acc_dK: cute.Tensor, acc_dV: c
 
 
 @cute.jit
+def store_gradient(
+    ctx: EpilogueContext,
+    mma: cute.TiledMma,
+    acc: cute.Tensor,
+    views: tuple[cute.Tensor, cute.Tensor],  # (tile_n, head_dim, 1), and of the transpose
+):
+    """dK or dV, or its transpose, to shared memory in the input dtype."""
+    sX, _ = ctx.config.oriented(*views)
+    copies.store_converted(mma, acc, sX[None, None, 0], ctx.consumer_tidx, ctx.config.query_rows)
+
+
+@cute.jit
 def zero_hidden_rows(ctx: EpilogueContext, tile: KeyTile, acc_dV: cute.Tensor):
-    """Zeros for rows of a sequence that are no keys: without a band, P is not masked."""
+    """Zeros for rows of a sequence that are no keys, where those of P were not masked."""
     config = ctx.config
     cdV = cute.make_identity_tensor((config.tile_n, config.head_dim_v))
     tdVcdV_mn = mn_view(ctx.mmas.dV.get_slice(ctx.consumer_tidx).partition_C(cdV))

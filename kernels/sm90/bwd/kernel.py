@@ -49,6 +49,7 @@ from ...common.work import (
 from .. import tma, wgmma
 from ..clusters import leave, make_releases
 from .add_dq import AddContext
+from .context import MmaContext, TiledMmas
 from .epilogue import EpilogueContext, epilogue
 from .load import (
     LoadContext,
@@ -59,7 +60,7 @@ from .load import (
     load_queries,
     query_share,
 )
-from .mma import MmaContext, States, TiledMmas, first_states, mma
+from .mma import States, first_states, mma
 from .storage import make_pipelines, smem_layouts, smem_tensors, storage_struct
 
 
@@ -169,17 +170,30 @@ class BackwardSm90(AttentionKernel[BackwardConfig]):
         return tma.load_atom(mX, wgmma.row_slice(layout, share), share, multicast)
 
     def tiled_mmas(self) -> tuple[cute.TiledMma, ...]:
-        """The tiled MMAs of S^T (and dP^T), dV, dK and dQ."""
+        """The tiled MMAs of S (and dP), dV, dK and dQ."""
         config, dtype = self.config, self.dtype
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         smem, rmem = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
-        columns = config.key_shares
         p_source = rmem if config.p_operand is POperand.REGISTERS else smem
-        n, d, dv = config.tile_n, config.head_dim, config.head_dim_v
+
+        def with_keys(
+            other: int, a_source: warpgroup.OperandSource, other_major: OperandMajorMode
+        ) -> cute.TiledMma:
+            a_major, b_major = config.oriented(k_major, other_major)
+            return wgmma.tiled_mma(
+                dtype,
+                config.oriented(config.tile_n, other),
+                a_source,
+                b_major,
+                a_major=a_major,
+                column_warpgroups=config.column_shares,
+                row_warpgroups=config.row_warpgroups,
+            )
+
         return (
-            wgmma.tiled_mma(dtype, (n, config.tile_m), smem, k_major, column_warpgroups=columns),
-            wgmma.tiled_mma(dtype, (n, dv), p_source, mn_major, column_warpgroups=columns),
-            wgmma.tiled_mma(dtype, (n, d), p_source, mn_major, column_warpgroups=columns),
+            with_keys(config.tile_m, smem, k_major),
+            with_keys(config.head_dim_v, p_source, mn_major),
+            with_keys(config.head_dim, p_source, mn_major),
             wgmma.tiled_mma(
                 dtype,
                 config.dq_tile,

@@ -1,4 +1,5 @@
-"""The consumer warpgroups: five GEMMs per query tile, with keys as the rows of four of them.
+"""The consumer warpgroups: five GEMMs per query tile, with keys as the rows of four of them, or
+with `query_rows` as the columns: then those four are transposed.
 
 S^T  = K Q^T             P^T  = 2^(c S^T - LSE)
 dP^T = V dO^T            dS^T = P^T (dP^T - delta)
@@ -18,15 +19,12 @@ from cutlass import Constexpr, Float32, Int32, Int64, pipeline
 from cutlass.cute.nvgpu import warpgroup
 
 from hopperflash.plan.config import BackwardConfig, POperand
-from hopperflash.problem.mask import MaskKind
 
 from ...common import gradients, softmax
-from ...common.band import Band
-from ...common.layouts import convert_operand_a, mn_view, operand_a_view
-from ...common.mask import existing_keys, hide_keys, mask_transposed_scores
+from ...common.mask import existing_keys
 from ...common.tiles import KeyTile
 from ...common.work import anew
-from .. import copies, wgmma
+from .. import wgmma
 from ..clusters import release
 from ..rings import consumer_state
 from .add_dq import (
@@ -36,48 +34,25 @@ from .add_dq import (
     pass_last_turn,
     thread_sums,
 )
+from .context import MmaContext
 from .load import loaded_queries, loads_keys
-from .storage import Pipelines, SmemTensors, consumers
+from .scores import hand_over, hide_scores, keys_by_queries, masks_keys, score_coordinates
 
 _NO_BLOCK_BITS = 30  # no tensor has so many queries that these bits of a block's number are set
 
 
-class TiledMmas(NamedTuple):
-    """One tiled MMA for each shape of result."""
-
-    St: cute.TiledMma  # (tile_n, tile_m): S^T and dP^T
-    dV: cute.TiledMma  # (tile_n, head_dim_v)
-    dK: cute.TiledMma  # (tile_n, head_dim)
-    dQ: cute.TiledMma  # (tile_m, head_dim), or 64s of head dims by tile_m
-
-
-@dataclass(frozen=True)
-class MmaContext:
-    """What a consumer warpgroup needs."""
-
-    config: Constexpr[BackwardConfig]
-    band: Band
-    capped: Constexpr[bool]
-    mmas: TiledMmas
-    smem: SmemTensors
-    pipelines: Pipelines
-    releases: Any  # Releases of a cluster, else None
-    consumer_tidx: Int32
-    scales: softmax.Scales
-
-
 @dataclass(frozen=True)
 class Fragments:
-    """A warpgroup's operands and accumulators."""
+    """A warpgroup's operands (MMA, MMA_M or MMA_N, MMA_K, stages) and accumulators."""
 
     tSrK: cute.Tensor
-    tSrQ: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
+    tSrQ: cute.Tensor
     tdPrV: cute.Tensor
-    tdPrdO: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
+    tdPrdO: cute.Tensor
     tdVrPt: Any  # descriptors of sPt, or None where P^T stays in registers
-    tdVrdOt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
+    tdVrdOt: cute.Tensor
     tdKrdSt: Any  # descriptors of sdSt, or None where dS^T stays in registers
-    tdKrQt: cute.Tensor  # (MMA, MMA_N, MMA_K, stages)
+    tdKrQt: cute.Tensor
     tdQrdS: Any  # None for a warpgroup that leaves dQ to others
     tdQrKt: Any
     acc_dV: cute.Tensor
@@ -119,11 +94,9 @@ def mma(ctx: MmaContext, add: Any, tile: KeyTile, states: States):
     """
     queries, fragments = tile.queries, make_fragments(ctx, adds_dQ=add is not None)
     counter, existing = Int64(NO_TURN), None
-    if cutlass.const_expr(ctx.band.kind is MaskKind.FULL):
-        cSt = cute.make_identity_tensor((ctx.config.tile_n, ctx.config.tile_m))
-        tScSt_mn = mn_view(ctx.mmas.St.get_slice(ctx.consumer_tidx).partition_C(cSt))
+    if cutlass.const_expr(not masks_keys(ctx.config, ctx.band.kind)):
         keys = tile.sequence.seqlens.k - tile.n_block * ctx.config.tile_n
-        existing = existing_keys(tScSt_mn, keys)
+        existing = existing_keys(score_coordinates(ctx), keys)
     if loads_keys(ctx.config, tile):
         ctx.pipelines.KV.consumer_wait(states.KV)
     for g in cutlass.range(tile.group, unroll=1):
@@ -174,8 +147,14 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
         wg_mma = wgmma.warpgroup_slice(mma, place)
         return wg_mma.make_fragment_B(wg_mma.partition_B(sX))
 
+    def operands(mma: cute.TiledMma, keys_side: Any, other_side: Any) -> tuple[Any, Any]:
+        sA, sB = config.oriented(keys_side, other_side)
+        rA = operand_A(mma, sA) if sA is not None else None
+        return config.oriented(rA, operand_B(mma, sB))
+
     def accumulator(mma: cute.TiledMma, head_dim: int) -> cute.Tensor:
-        acc = cute.make_rmem_tensor(mma.partition_shape_C((config.tile_n, head_dim)), Float32)
+        shape = mma.partition_shape_C(config.oriented(config.tile_n, head_dim))
+        acc = cute.make_rmem_tensor(shape, Float32)
         acc.fill(0.0)
         return acc
 
@@ -185,15 +164,19 @@ def make_fragments(ctx: MmaContext, adds_dQ: bool) -> Fragments:
         tdQrdS, tdQrKt = operand_B(mmas.dQ, smem.sdS, 0), operand_A(mmas.dQ, smem.sKt, 0)
     elif adds_dQ:
         tdQrdS, tdQrKt = operand_A(mmas.dQ, smem.sdS), operand_B(mmas.dQ, smem.sKt)
+    tSrK, tSrQ = operands(mmas.S, smem.sK, smem.sQ)
+    tdPrV, tdPrdO = operands(mmas.S, smem.sV, smem.sdO)
+    tdVrPt, tdVrdOt = operands(mmas.dV, smem.sPt, smem.sdOt)
+    tdKrdSt, tdKrQt = operands(mmas.dK, smem.sdSt if shared_P else None, smem.sQt)
     return Fragments(
-        tSrK=operand_A(mmas.St, smem.sK),
-        tSrQ=operand_B(mmas.St, smem.sQ),
-        tdPrV=operand_A(mmas.St, smem.sV),
-        tdPrdO=operand_B(mmas.St, smem.sdO),
-        tdVrPt=operand_A(mmas.dV, smem.sPt) if shared_P else None,
-        tdVrdOt=operand_B(mmas.dV, smem.sdOt),
-        tdKrdSt=operand_A(mmas.dK, smem.sdSt) if shared_P else None,
-        tdKrQt=operand_B(mmas.dK, smem.sQt),
+        tSrK=tSrK,
+        tSrQ=tSrQ,
+        tdPrV=tdPrV,
+        tdPrdO=tdPrdO,
+        tdVrPt=tdVrPt,
+        tdVrdOt=tdVrdOt,
+        tdKrdSt=tdKrdSt,
+        tdKrQt=tdKrQt,
         tdQrdS=tdQrdS,
         tdQrKt=tdQrKt,
         acc_dV=accumulator(mmas.dV, config.head_dim_v),
@@ -212,46 +195,34 @@ def one_query_block(
     """Stream one query tile: adds to dK, dV and, in global memory, dQ."""
     ctx, fragments, tile = head.mma, head.fragments, head.tile
     config, mmas, stage = ctx.config, ctx.mmas, states.Q.index
-    tile_nm = (config.tile_n, config.tile_m)
-    acc_S = cute.make_rmem_tensor(mmas.St.partition_shape_C(tile_nm), Float32)
-    acc_dP = cute.make_rmem_tensor(mmas.St.partition_shape_C(tile_nm), Float32)
-    thr_mma_St = mmas.St.get_slice(ctx.consumer_tidx)
-    cSt = cute.make_identity_tensor(tile_nm)
-    tScSt_mn = mn_view(thr_mma_St.partition_C(cSt))
+    shape = mmas.S.partition_shape_C(config.oriented(config.tile_n, config.tile_m))
+    acc_S = cute.make_rmem_tensor(shape, Float32)
+    acc_dP = cute.make_rmem_tensor(shape, Float32)
+    acc_St_mn, acc_dPt_mn = keys_by_queries(config, acc_S), keys_by_queries(config, acc_dP)
+    tScSt_mn = score_coordinates(ctx)
     tSrQ, tdPrdO = (t[None, None, None, stage] for t in (fragments.tSrQ, fragments.tdPrdO))
     nowhere = anew(m_block) >> _NO_BLOCK_BITS
     tSrK, tdPrV = (wgmma.at_offset(t, nowhere) for t in (fragments.tSrK, fragments.tdPrV))
 
     # S^T = K Q^T, dP^T = V dO^T
     ctx.pipelines.Q.consumer_wait(states.Q)
-    wgmma.gemm(mmas.St, acc_S, tSrK, tSrQ, accumulate=False)
-    wgmma.gemm(mmas.St, acc_dP, tdPrV, tdPrdO, accumulate=False, fence=False)
+    wgmma.gemm(mmas.S, acc_S, *config.oriented(tSrK, tSrQ), accumulate=False)
+    wgmma.gemm(mmas.S, acc_dP, *config.oriented(tdPrV, tdPrdO), accumulate=False, fence=False)
     warpgroup.wait_group(1)
     if cutlass.const_expr(ctx.capped):
-        softmax.cap_scores(mn_view(acc_S), ctx.scales)
-    hides_keys = masked and ctx.band.kind is MaskKind.FULL
+        softmax.cap_scores(acc_St_mn, ctx.scales)
+    hides_keys = masked and not masks_keys(config, ctx.band.kind)
     if cutlass.const_expr(masked and not hides_keys):
-        mask_transposed_scores(
-            acc_S,
-            cSt,
-            thr_mma_St,
-            mmas.St.get_slice(0),
-            m_block * config.tile_m,
-            tile.n_block * config.tile_n,
-            tile.sequence.seqlens,
-            ctx.band,
-        )
+        hide_scores(ctx, acc_S, m_block, tile)
     sLSE, sDelta = ctx.smem.sLSE[None, stage], ctx.smem.sDelta[None, stage]
-    gradients.probabilities(mn_view(acc_S), tScSt_mn, sLSE, ctx.scales.log2)
+    gradients.probabilities(acc_St_mn, tScSt_mn, sLSE, ctx.scales.log2)
     warpgroup.wait_group(0)
-    gradients.score_gradients(
-        mn_view(acc_S), mn_view(acc_dP), tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped
-    )
+    gradients.score_gradients(acc_St_mn, acc_dPt_mn, tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped)
     if cutlass.const_expr(head.add is not None and config.deterministic):
         # What the step before added to dQ has been made by now, or nearly.
         cute.arch.fence_acq_rel_gpu()
     existing = head.existing_keys if hides_keys else None
-    operands = operands_from_scores(ctx, fragments, acc_S, acc_dP, existing)
+    operands = hand_over(ctx, acc_S, acc_dP, existing)
     counter = multiply_scores(head, operands, states, counter, m_block, nowhere)
     states.Q.advance()
     return states, counter
@@ -260,7 +231,7 @@ def one_query_block(
 @cute.jit
 def multiply_scores(
     head: HeadContext,
-    operands: tuple[Any, Any],  # P^T, dS^T
+    operands: tuple[Any, Any],  # P^T, dS^T of `hand_over`
     states: States,
     counter: Int64,
     m_block: Int32,
@@ -276,15 +247,19 @@ def multiply_scores(
     config, mmas, stage = ctx.config, ctx.mmas, states.Q.index
     tdVrPt, tdKrdSt = operands
     if cutlass.const_expr(config.p_operand is POperand.SHARED):
-        tdVrPt, tdKrdSt = (wgmma.at_offset(t, nowhere) for t in operands)
+        tdVrPt, tdKrdSt = (
+            wgmma.at_offset(t, nowhere) for t in (fragments.tdVrPt, fragments.tdKrdSt)
+        )
     tdVrdOt, tdKrQt = (t[None, None, None, stage] for t in (fragments.tdVrdOt, fragments.tdKrQt))
     adds, alike = head.add is not None, config.dq_alike
     if cutlass.const_expr(config.needs("dv")):
-        wgmma.gemm(mmas.dV, fragments.acc_dV, tdVrPt, tdVrdOt, accumulate=True)
+        operands_dV = config.oriented(tdVrPt, tdVrdOt)
+        wgmma.gemm(mmas.dV, fragments.acc_dV, *operands_dV, accumulate=True)
     if cutlass.const_expr(adds and alike):
         acc_dQ = multiply_dQ(head, nowhere, 0)
     if cutlass.const_expr(config.needs("dk")):
-        wgmma.gemm(mmas.dK, fragments.acc_dK, tdKrdSt, tdKrQt, accumulate=True)
+        operands_dK = config.oriented(tdKrdSt, tdKrQt)
+        wgmma.gemm(mmas.dK, fragments.acc_dK, *operands_dK, accumulate=True)
     if cutlass.const_expr(adds and alike):
         counter = next_turn(head.add, head.tile, head.number, m_block, counter)
         warpgroup.wait_group(1 if config.needs("dk") else 0)
@@ -323,45 +298,3 @@ def multiply_dQ(head: HeadContext, nowhere: Int32, part: Constexpr[int]):
     else:
         wgmma.gemm(mma_dQ, acc_dQ, tdQrdS, tdQrKt, accumulate=False)
     return acc_dQ
-
-
-@cute.jit
-def operands_from_scores(
-    ctx: MmaContext,
-    fragments: Fragments,
-    acc_P: cute.Tensor,
-    acc_dS: cute.Tensor,
-    existing: Any,  # `existing_keys` where some may not, else None
-):
-    """P^T and dS^T in the input dtype as A operands: in registers, or in shared memory where the
-    warpgroups split the columns; dS is always in shared memory where dQ is needed.
-    """
-    config, dtype = ctx.config, ctx.smem.sK.element_type
-    rP, rdS = to_operand(acc_P, dtype), to_operand(acc_dS, dtype)
-    if cutlass.const_expr(existing is not None):
-        # What P has for the others ends in rows of dV that are not stored, or zeroed before that.
-        hide_keys(rdS, existing)
-    tdVrPt, tdKrdSt = rP, rdS
-    shared_P = config.p_operand is POperand.SHARED
-    everyone = consumers(config)
-    if cutlass.const_expr(shared_P or config.needs("dq")):
-        # Nobody may still read the tile before.
-        everyone.arrive_and_wait()
-    if cutlass.const_expr(shared_P):
-        copies.store_accumulator(ctx.mmas.St, rP, ctx.smem.sPt[None, None, 0], ctx.consumer_tidx)
-        tdVrPt, tdKrdSt = fragments.tdVrPt, fragments.tdKrdSt
-    if cutlass.const_expr(shared_P or config.needs("dq")):
-        copies.store_accumulator(ctx.mmas.St, rdS, ctx.smem.sdSt[None, None, 0], ctx.consumer_tidx)
-        # wgmma reads through the async proxy what all consumer warps wrote.
-        cute.arch.fence_view_async_shared()
-        everyone.arrive_and_wait()
-    return tdVrPt, tdKrdSt
-
-
-@cute.jit
-def to_operand(acc: cute.Tensor, dtype: Constexpr[type[cutlass.Numeric]]):
-    """An accumulator in the input dtype, as A fragments of the next GEMM."""
-    view = operand_a_view(acc)
-    operand = cute.make_rmem_tensor_like(view, dtype)
-    convert_operand_a(view, operand)
-    return operand

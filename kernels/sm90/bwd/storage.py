@@ -39,12 +39,13 @@ class SmemLayouts:
     K: Any  # (tile_n, head_dim, 1)
     Kt: Any  # (head_dim, tile_n, 1)
     V: Any  # (tile_n, head_dim_v, 1)
+    Vt: Any  # (head_dim_v, tile_n, 1): only dV^T leaves through it
     Q: Any  # (tile_m, head_dim, stages)
     Qt: Any  # (head_dim, tile_m, stages)
     dO: Any  # (tile_m, head_dim_v, stages)
     dOt: Any  # (head_dim_v, tile_m, stages)
     St: Any  # (tile_n, tile_m, 1): P^T and dS^T
-    S: Any  # (tile_m, tile_n, 1): dS
+    S: Any  # (tile_m, tile_n, 1): P and dS
 
 
 class SmemTensors(NamedTuple):
@@ -53,11 +54,13 @@ class SmemTensors(NamedTuple):
     sK: cute.Tensor
     sKt: cute.Tensor
     sV: cute.Tensor
+    sVt: cute.Tensor
     sQ: cute.Tensor
     sQt: cute.Tensor
     sdO: cute.Tensor
     sdOt: cute.Tensor
     sPt: Any  # cute.Tensor or None where P stays in registers
+    sP: Any
     sdSt: cute.Tensor
     sdS: cute.Tensor
     sLSE: cute.Tensor  # (tile_m, stages) fp32
@@ -81,6 +84,7 @@ def smem_layouts(config: BackwardConfig, dtype: type[cutlass.Numeric]) -> SmemLa
         K=wgmma.smem_layout(dtype, (n, d), 1, k_major, shares_K),
         Kt=wgmma.smem_layout(dtype, (d, n), 1, mn_major, shares_K),
         V=wgmma.smem_layout(dtype, (n, dv), 1, k_major, shares),
+        Vt=wgmma.smem_layout(dtype, (dv, n), 1, mn_major, shares),
         Q=wgmma.smem_layout(dtype, (m, d), stages, k_major, shares),
         Qt=wgmma.smem_layout(dtype, (d, m), stages, mn_major, shares),
         dO=wgmma.smem_layout(dtype, (m, dv), stages, k_major, shares),
@@ -123,6 +127,8 @@ def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> 
     def view(memory: Any, layout: Any) -> cute.Tensor:
         return memory.get_tensor(layout.outer, swizzle=layout.inner)
 
+    shared_P = config.p_operand is POperand.SHARED
+
     def statistic(memory: Any) -> cute.Tensor:
         return memory.get_tensor(cute.make_layout((config.tile_m, config.stages)))
 
@@ -130,11 +136,13 @@ def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> 
         sK=view(storage.sK, layouts.K),
         sKt=view(storage.sK, layouts.Kt),
         sV=view(storage.sV, layouts.V),
+        sVt=view(storage.sV, layouts.Vt),
         sQ=view(storage.sQ, layouts.Q),
         sQt=view(storage.sQ, layouts.Qt),
         sdO=view(storage.sdO, layouts.dO),
         sdOt=view(storage.sdO, layouts.dOt),
-        sPt=view(storage.sPt, layouts.St) if config.p_operand is POperand.SHARED else None,
+        sPt=view(storage.sPt, layouts.St) if shared_P else None,
+        sP=view(storage.sPt, layouts.S) if shared_P else None,
         sdSt=view(storage.sdS, layouts.St),
         sdS=view(storage.sdS, layouts.S),
         sLSE=statistic(storage.sLSE),

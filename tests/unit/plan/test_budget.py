@@ -20,6 +20,7 @@ FORWARD = ForwardConfig(128, 128, 128, 128, 2, 24, 240, REGS)
 # Warpgroups stacked along the keys, P in registers; and splitting the columns, P in shared memory.
 STACKED = BackwardConfig(64, 128, 128, 128, 2, 2, 1, 24, 240)
 SPLIT = BackwardConfig(64, 64, 192, 128, 2, 1, 1, 24, 240)
+QUERY_ROWS = BackwardConfig(64, 96, 192, 192, 2, 2, 2, 24, 240, query_rows=True)
 
 HEAD_DIM_PAIRS = list(product(HEAD_DIMS, HEAD_DIMS))
 
@@ -173,6 +174,17 @@ def test_registers_of_the_transpose_of_dQ_by_hand():
     assert parts.fragments[2:] == (("acc_dQ", 48),)
 
 
+def test_registers_of_scores_with_queries_as_rows_by_hand():
+    """Each warpgroup has all head dims of its 48 keys; P and dS are in shared memory."""
+    softmax, gemm = registers(QUERY_ROWS, SM90).phases
+    assert softmax.fragments == (("acc_dV", 72), ("acc_dK", 72), ("acc_S", 24), ("acc_dP", 24))
+    assert gemm.fragments[2:] == (("acc_dQ", 48), ("P", 0), ("dS", 0))
+    memory = shared_memory(QUERY_ROWS, 2)
+    assert memory["P"] == memory["dS"] == 64 * 96 * 2
+    assert [config.column_shares for config in (QUERY_ROWS, STACKED, SPLIT)] == [2, 1, 2]
+    assert [config.row_warpgroups for config in (QUERY_ROWS, STACKED, SPLIT)] == [1, 2, 1]
+
+
 def test_the_gemms_may_need_more_registers_than_the_softmax():
     budget = registers(SPLIT, SM90)
     assert budget.peak.fragments == (
@@ -245,6 +257,16 @@ def test_infeasible_forward_is_refused_with_the_numbers(change, numbers):
             {"head_dim": 80, "dq_warpgroups": 2},
             ["head_dim 80 / 2 warpgroups", "multiple of 16"],
         ),
+        (
+            QUERY_ROWS,
+            {"tile_m": 80, "head_dim": 96, "key_warpgroups": 1},
+            [
+                "all 2 consumer warpgroups split the keys, not 1",
+                "tile_m 80 is not a multiple of 64: rows of S",
+                "head_dim 96 is not a multiple of 64: rows of S, dV^T or dK^T",
+            ],
+        ),
+        (QUERY_ROWS, {"tile_n": 80}, ["tile_n 80 / 2 warpgroups", "multiple of 16"]),
         (SPLIT, {"head_dim_v": 80}, ["head_dim_v 80 / 2 warpgroups", "multiple of 16"]),
         (SPLIT, {"tile_m": 16}, ["tile_m 16 / 2 warpgroups", "multiple of 16"]),
         (STACKED, {"head_dim_v": 264}, ["head_dim_v 264", "16..256"]),
@@ -281,7 +303,8 @@ def test_infeasible_backward_is_refused_with_the_numbers(given, change, numbers)
         (96, {"tile_m": 128, "dq_warpgroups": 2}, "= 248 registers"),
         (128, {"tile_m": 80}, "dQ's rows"),
         (128, {"tile_m": 128, "dq_warpgroups": 2}, "= 280 registers"),
-        (192, {"tile_m": 32, "tile_n": 128, "key_warpgroups": 2}, "= 248 registers"),
+        (192, {"tile_n": 128}, "= 280 registers"),
+        (192, {"tile_m": 128}, "exceeds the 232448 B"),
         (256, {"stages": 3}, "exceeds the 232448 B"),
         (256, {"dq_warpgroups": 1}, "= 280 registers"),
     ],

@@ -64,6 +64,7 @@ def test_forward_tiles(head_dims, mask, tensor, shared, l2, bound):
     [
         (64, 2560, 2560 + 32 * 8, 2048),
         (128, 2560, 2560 + 16 * 8, 2048),
+        (192, 2880, 4128 + 4 * 8, 3072),
     ],
 )
 def test_backward_tiles_are_bound_by_shared_memory(head_dim, tensor, shared, l2):
