@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +17,7 @@ from hopperflash.plan.config import ForwardConfig
 from hopperflash.runtime.emulation import SCHEDULES, EmulationSession, resumed
 from tests.support.cases import Case, check_forward, make_inputs
 from tests.support.gradient_cases import BackwardCase, check_backward, gradients_of, make_cotangents
+from tests.support.pairs import pairs_wherever_they_can_be
 
 pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("clusters")]
 
@@ -57,16 +56,6 @@ BACKWARD_CASES = (
     BackwardCase("ends", "fp16", seqlen_q=200, seqlen_k=390, window=(30, 30), **D256),
     BackwardCase("past", seqlen_q=400, seqlen_k=200, window=(30, 0), **D256),
 )
-
-
-@contextmanager
-def pairs_wherever_they_can_be(idle_limit: int = 1) -> Iterator[None]:
-    """Whatever share of their steps is idle."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clusters, "_IDLE_LIMIT", idle_limit)
-        planner._plan.cache_clear()
-        yield
-    planner._plan.cache_clear()
 
 
 def _plan(case: Case) -> tuple[LaunchPlan, ForwardConfig]:

@@ -61,6 +61,13 @@ def test_every_fault_is_noticed_or_explained(subject: Subject, fault: Fault) -> 
     assert unnoticed == set(harmless_sites(subject, fault)), [lines[sites[i]] for i in unnoticed]
 
 
+def test_paired_subjects_are_pairs() -> None:
+    paired = [subject for subject in SUBJECTS if "paired" in subject.name]
+    assert len(paired) == 2
+    for subject in paired:
+        assert "barrier.cluster.arrive" in anatomy(subject).ptx
+
+
 def test_every_fault_kind_strikes_some_kernel() -> None:
     """The kinds that no kernel here has are known, so that none is forgotten by a bad pattern."""
     struck = {f.name for f in FAULTS for s in SUBJECTS if f.sites(anatomy(s).ptx)}

@@ -13,6 +13,7 @@ import hopperflash
 from tests.support.cases import Case, check_forward
 from tests.support.gradient_cases import BackwardCase, check_backward
 from tests.support.mutants import FAULTS, Fault, Subject
+from tests.support.pairs import pairs_wherever_they_can_be
 
 
 def _forward(head_dim: int) -> Subject:
@@ -42,24 +43,35 @@ _BETWEEN_CTAS = tuple(
 """What hands memory on between CTAs."""
 
 
+_BETWEEN_WARPGROUPS = tuple(
+    fault
+    for fault in FAULTS
+    if fault.name in {
+        "wgmma-wait", "wgmma-wait-for-older", "wgmma-fence", "wgmma-commit", "proxy-fence",
+        "named-barrier-sync",
+    }
+)  # fmt: skip
+"""What orders GEMMs and what warpgroups hand each other."""
+
+
 def _paired_backward() -> Subject:
-    """Two pairs of key tiles that load queries for each other, three blocks of each head of a
-    group, of which the second tile of the second pair passes over two; two warpgroups with parts
-    of dQ's transpose."""
+    """Two pairs of key tiles that load queries for each other, two blocks of each head of a group,
+    of which the second tile of the second pair passes over one."""
 
     def check(heads_q: int) -> None:
         case = BackwardCase(
             "mutant",
-            seqlen_q=256,
+            seqlen_q=128,
             seqlen_k=256,
             heads_q=heads_q,
-            head_dim=192,
-            head_dim_v=192,
+            head_dim=256,
+            head_dim_v=256,
             causal=True,
         )
-        check_backward(case, hopperflash.flash_attn_func)
+        with pairs_wherever_they_can_be():
+            check_backward(case, hopperflash.flash_attn_func)
 
-    name = "backward-paired-d192"
+    name = "backward-paired-d256"
     return Subject(
         name, "BackwardSm90", partial(check, 3), partial(check, 10), faults=_BETWEEN_CTAS
     )
@@ -72,7 +84,8 @@ def _paired() -> Subject:
     def check(seqlen_k: int) -> None:
         shape = {"seqlen_q": 256, "head_dim": 128, "head_dim_v": 128}
         case = Case("mutant", seqlen_k=seqlen_k, causal=True, **shape)
-        check_forward(case, hopperflash.flash_attn_func)
+        with pairs_wherever_they_can_be():
+            check_forward(case, hopperflash.flash_attn_func)
 
     return Subject(
         "forward-paired-d128", "ForwardSm90", partial(check, 1100), partial(check, 5196),
@@ -107,6 +120,18 @@ def _backward(head_dim: int) -> Subject:
         name, "BackwardSm90", partial(check, 320, 352, 1), partial(check, 128, 256, 10),
         hazards="ordered",
     )  # fmt: skip
+
+
+def _query_rows() -> Subject:
+    """A key tile whose P and dS go through shared memory, one for its own warpgroup and one for
+    both; two query tiles, of which the first is masked."""
+
+    def check() -> None:
+        shape = {"seqlen_q": 128, "seqlen_k": 96, "head_dim": 192, "head_dim_v": 192}
+        case = BackwardCase("mutant", causal=True, **shape)
+        check_backward(case, hopperflash.flash_attn_func)
+
+    return Subject("backward-d192", "BackwardSm90", check, faults=_BETWEEN_WARPGROUPS)
 
 
 def _attention_of_packed(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -194,7 +219,7 @@ def _backward_sm80() -> Subject:
 
 SUBJECTS = (
     _forward(64), _forward(128), _backward(128), _forward_sm80(), _backward_sm80(),
-    *_dependents(), *_persistent(), _paired(), _paired_backward(),
+    *_dependents(), *_persistent(), _paired(), _paired_backward(), _query_rows(),
 )  # fmt: skip
 
 
@@ -315,7 +340,7 @@ _PAIRED_BACKWARD = (
 _TABLE = (
     ("forward-d64", (*_FORWARD, _OUT_OF_TURN)), ("forward-d128", _FORWARD),
     ("backward-d128", _BACKWARD),
-    ("forward-paired-d128", _PAIRED), ("backward-paired-d192", _PAIRED_BACKWARD),
+    ("forward-paired-d128", _PAIRED), ("backward-paired-d256", _PAIRED_BACKWARD),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
