@@ -217,12 +217,14 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
     c, moved = config, moved_bytes(config, itemsize)
     m, n = c.tile_m, c.tile_n
     in_registers = c.p_operand is POperand.REGISTERS
-    dS_crosses, dQ = c.needs("dq") or not in_registers, _sums(c)
+    P_crosses = c.needs("dv") and not in_registers
+    dS_crosses = c.needs("dq") or (c.needs("dk") and not in_registers)
+    dQ = _sums(c)
     threads = WARPGROUP_THREADS * c.consumer_warpgroups
     scores = m * n // threads
     # LSE and delta of a thread's rows, or of its columns, in pairs
     statistics = 2 * _ROWS * m // WGMMA_ROWS if c.query_rows else m // c.key_shares // 4
-    stores = (scores / _MATRICES) * (dS_crosses + (not in_registers))
+    stores = (scores / _MATRICES) * (dS_crosses + P_crosses)
     return TileStep(
         scores=m * n,
         warpgroups=c.consumer_warpgroups,
@@ -230,7 +232,7 @@ def _backward(config: BackwardConfig, itemsize: int) -> TileStep:
         shared=(
             ("Q and dO from TMA", moved.into_shared),
             ("dS stored", m * n * itemsize if dS_crosses else 0),
-            ("P stored", 0 if in_registers else m * n * itemsize),
+            ("P stored", m * n * itemsize if P_crosses else 0),
             ("dQ added from registers", dQ),
             ("LSE and delta read", _wavefronts(statistics, c.consumer_warpgroups)),
         ),

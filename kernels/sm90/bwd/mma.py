@@ -36,7 +36,14 @@ from .add_dq import (
 )
 from .context import MmaContext
 from .load import loaded_queries, loads_keys
-from .scores import hand_over, hide_scores, keys_by_queries, masks_keys, score_coordinates
+from .scores import (
+    hand_over,
+    hide_scores,
+    keep_P,
+    keys_by_queries,
+    masks_keys,
+    score_coordinates,
+)
 
 _NO_BLOCK_BITS = 30  # no tensor has so many queries that these bits of a block's number are set
 
@@ -216,7 +223,12 @@ def one_query_block(
         hide_scores(ctx, acc_S, m_block, tile)
     sLSE, sDelta = ctx.smem.sLSE[None, stage], ctx.smem.sDelta[None, stage]
     gradients.probabilities(acc_St_mn, tScSt_mn, sLSE, ctx.scales.log2)
-    warpgroup.wait_group(0)
+    starts_dV = config.query_rows and config.needs("dv")
+    if cutlass.const_expr(starts_dV):
+        keep_P(ctx, acc_S)
+        tdVrPt = wgmma.at_offset(fragments.tdVrPt, nowhere)
+        multiply_dV(head, tdVrPt, stage)
+    warpgroup.wait_group(1 if starts_dV else 0)
     gradients.score_gradients(acc_St_mn, acc_dPt_mn, tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped)
     if cutlass.const_expr(head.add is not None and config.deterministic):
         # What the step before added to dQ has been made by now, or nearly.
@@ -237,7 +249,7 @@ def multiply_scores(
     m_block: Int32,
     nowhere: Int32,  # 0, for `wgmma.at_offset`
 ):
-    """dV += P^T dO, dK += dS^T Q, dQ = dS K; releases the query tile.
+    """dV += P^T dO, unless that has begun, dK += dS^T Q, dQ = dS K; releases the query tile.
 
     Where all warpgroups have a part of dQ, it leaves while dK is computed. One that has all of it
     needs the registers of P, and computes it last, while the other begins with the next step.
@@ -250,11 +262,10 @@ def multiply_scores(
         tdVrPt, tdKrdSt = (
             wgmma.at_offset(t, nowhere) for t in (fragments.tdVrPt, fragments.tdKrdSt)
         )
-    tdVrdOt, tdKrQt = (t[None, None, None, stage] for t in (fragments.tdVrdOt, fragments.tdKrQt))
+    tdKrQt = fragments.tdKrQt[None, None, None, stage]
     adds, alike = head.add is not None, config.dq_alike
-    if cutlass.const_expr(config.needs("dv")):
-        operands_dV = config.oriented(tdVrPt, tdVrdOt)
-        wgmma.gemm(mmas.dV, fragments.acc_dV, *operands_dV, accumulate=True)
+    if cutlass.const_expr(config.needs("dv") and not config.query_rows):
+        multiply_dV(head, tdVrPt, stage)
     if cutlass.const_expr(adds and alike):
         acc_dQ = multiply_dQ(head, nowhere, 0)
     if cutlass.const_expr(config.needs("dk")):
@@ -282,6 +293,14 @@ def multiply_scores(
         warpgroup.wait_group(0)
         release(ctx.pipelines.Q, states.Q, ctx.releases)
     return counter
+
+
+@cute.jit
+def multiply_dV(head: HeadContext, tdVrPt: cute.Tensor, stage: Int32):
+    """dV += P^T dO: in flight."""
+    ctx, fragments = head.mma, head.fragments
+    operands = ctx.config.oriented(tdVrPt, fragments.tdVrdOt[None, None, None, stage])
+    wgmma.gemm(ctx.mmas.dV, fragments.acc_dV, *operands, accumulate=True)
 
 
 @cute.jit

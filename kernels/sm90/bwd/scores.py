@@ -17,7 +17,7 @@ from ...common.mask import hide_keys, mask_scores, mask_transposed_scores
 from ...common.tiles import KeyTile
 from .. import copies
 from .context import MmaContext
-from .storage import consumers
+from .storage import consumers, own_warpgroup
 
 
 def masks_keys(config: BackwardConfig, kind: MaskKind) -> bool:
@@ -58,6 +58,16 @@ def hide_scores(ctx: MmaContext, acc_S: cute.Tensor, m_block: Int32, tile: KeyTi
 
 
 @cute.jit
+def keep_P(ctx: MmaContext, acc_P: cute.Tensor):
+    """P in the input dtype in shared memory, for the GEMM of the same warpgroup: with `query_rows`
+    nobody else needs what it has of the keys."""
+    rP = to_operand(acc_P, ctx.smem.sK.element_type)
+    store_scores(ctx, rP, (ctx.smem.sPt, ctx.smem.sP))
+    cute.arch.fence_view_async_shared()
+    own_warpgroup(ctx.consumer_tidx).arrive_and_wait()
+
+
+@cute.jit
 def hand_over(
     ctx: MmaContext,
     acc_P: cute.Tensor,
@@ -65,22 +75,25 @@ def hand_over(
     existing: Any,  # `existing_keys` where some may not, else None
 ):
     """P and dS in the input dtype: in registers as A operands, which it returns, and in shared
-    memory if a GEMM reads them there; dQ's always does.
+    memory if a GEMM of both warpgroups reads them there; dQ's always does.
     """
     config, dtype = ctx.config, ctx.smem.sK.element_type
     rP, rdS = to_operand(acc_P, dtype), to_operand(acc_dS, dtype)
     if cutlass.const_expr(existing is not None):
         # What P has for the others ends in rows of dV that are not stored, or zeroed before that.
         hide_keys(rdS, existing)
-    shared_P = config.p_operand is POperand.SHARED
+    shared = config.p_operand is POperand.SHARED
+    shares_P = shared and config.needs("dv") and not config.query_rows
+    shares_dS = config.needs("dq") or (shared and config.needs("dk"))
     everyone = consumers(config)
-    if cutlass.const_expr(shared_P or config.needs("dq")):
+    if cutlass.const_expr(shares_P or shares_dS):
         # Nobody may still read the tile before.
         everyone.arrive_and_wait()
-    if cutlass.const_expr(shared_P):
+    if cutlass.const_expr(shares_P):
         store_scores(ctx, rP, (ctx.smem.sPt, ctx.smem.sP))
-    if cutlass.const_expr(shared_P or config.needs("dq")):
+    if cutlass.const_expr(shares_dS):
         store_scores(ctx, rdS, (ctx.smem.sdSt, ctx.smem.sdS))
+    if cutlass.const_expr(shares_P or shares_dS):
         # wgmma reads through the async proxy what all consumer warps wrote.
         cute.arch.fence_view_async_shared()
         everyone.arrive_and_wait()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import pipeline
+from cutlass import Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode
 
 from hopperflash.plan.config import BackwardConfig, POperand
@@ -23,12 +23,19 @@ class Barrier(IntEnum):
 
     CONSUMERS = 1  # all consumer warps: dS is in shared memory, or has been read there
     TURN = 2  # of those that compute dQ: this CTA may add to it
+    WARPGROUP = 3  # and one more for each other consumer warpgroup: its P is in shared memory
 
 
 def consumers(config: BackwardConfig) -> pipeline.NamedBarrier:
     """The barrier of all consumer warpgroups."""
     threads = config.consumer_warpgroups * wgmma.THREADS_PER_WARPGROUP
     return pipeline.NamedBarrier(barrier_id=int(Barrier.CONSUMERS), num_threads=threads)
+
+
+def own_warpgroup(consumer_tidx: Int32) -> pipeline.NamedBarrier:
+    """The barrier of a consumer thread's warpgroup alone."""
+    number = cute.arch.make_warp_uniform(consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
+    return pipeline.NamedBarrier(int(Barrier.WARPGROUP) + number, wgmma.THREADS_PER_WARPGROUP)
 
 
 @dataclass(frozen=True)
