@@ -13,7 +13,7 @@ Pipelines (full and empty mbarriers a stage), producer -> consumers:
                      memory, have left
     Q   stages       Q, dO, LSE and delta of a query tile, released when dV and dK are complete
 
-Named barrier: CONSUMERS (dS is written; it has been read).
+Named barriers: CONSUMERS (dS is written; it has been read), WARPGROUP (with `query_rows`, so is P).
 """
 
 from __future__ import annotations
