@@ -123,11 +123,11 @@ def _backward(head_dim: int) -> Subject:
 
 
 def _query_rows() -> Subject:
-    """A key tile whose P and dS go through shared memory, one for its own warpgroup and one for
-    both; two query tiles, of which the first is masked."""
+    """Key tiles whose P and dS go through shared memory, one for its own warpgroup and one for
+    both: two of them, and two query tiles, of which one sees all keys of the first."""
 
     def check() -> None:
-        shape = {"seqlen_q": 128, "seqlen_k": 96, "head_dim": 192, "head_dim_v": 192}
+        shape = {"seqlen_q": 128, "seqlen_k": 192, "head_dim": 192, "head_dim_v": 192}
         case = BackwardCase("mutant", causal=True, **shape)
         check_backward(case, hopperflash.flash_attn_func)
 
