@@ -124,10 +124,10 @@ def _backward(head_dim: int) -> Subject:
 
 def _query_rows() -> Subject:
     """Key tiles whose P and dS go through shared memory, one for its own warpgroup and one for
-    both: two of them, and two query tiles, of which one sees all keys of the first."""
+    both; three query tiles, of which two see all keys of the first of them."""
 
     def check() -> None:
-        shape = {"seqlen_q": 128, "seqlen_k": 192, "head_dim": 192, "head_dim_v": 192}
+        shape = {"seqlen_q": 192, "seqlen_k": 224, "head_dim": 192, "head_dim_v": 192}
         case = BackwardCase("mutant", causal=True, **shape)
         check_backward(case, hopperflash.flash_attn_func)
 
@@ -237,6 +237,10 @@ _FRESH_QUERY_BUFFER = (
     "A CTA computes one row block, so that the Q buffer is filled once: its empty barrier is "
     "waited for once, fresh, and no consumer arrives. The wait passes at once whatever the count."
 )
+_FENCED_BEFORE_S = (
+    "The fence before dV^T += dO^T P, dK^T += Q^T dS or dQ = dS K. The one before S = Q K^T already "
+    "orders all that touched their accumulators, and their operands lie in shared memory."
+)
 _SAME_FENCE = (
     "The fence before O += P V. The fence before S = Q K^T, issued just before, already orders all "
     "that touched O and P."
@@ -337,10 +341,12 @@ _PAIRED_BACKWARD = (
     ("mbarrier-init-count", 1, _FILLED_ONCE),
     ("mbarrier-init-fewer", 1, _FILLED_ONCE),
 )
+_QUERY_ROWS = tuple(("wgmma-fence", site, _FENCED_BEFORE_S) for site in (1, 2, 3, 5, 6, 7))
 _TABLE = (
     ("forward-d64", (*_FORWARD, _OUT_OF_TURN)), ("forward-d128", _FORWARD),
     ("backward-d128", _BACKWARD),
     ("forward-paired-d128", _PAIRED), ("backward-paired-d256", _PAIRED_BACKWARD),
+    ("backward-d192", _QUERY_ROWS),
     ("forward-sm80-d64", _FORWARD_SM80), ("backward-sm80-d64", _BACKWARD_SM80),
 )  # fmt: skip
 HARMLESS = tuple(Harmless(subject, *entry) for subject, entries in _TABLE for entry in entries)
