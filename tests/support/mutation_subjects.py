@@ -238,7 +238,7 @@ _FRESH_QUERY_BUFFER = (
     "waited for once, fresh, and no consumer arrives. The wait passes at once whatever the count."
 )
 _FENCED_BEFORE_S = (
-    "The fence before dV^T += dO^T P, dK^T += Q^T dS or dQ = dS K. The one before S = Q K^T already "
+    "The fence before dV^T += dO^T P, dK^T += Q^T dS or dQ = dS K. That before S = Q K^T already "
     "orders all that touched their accumulators, and their operands lie in shared memory."
 )
 _SAME_FENCE = (
