@@ -341,7 +341,14 @@ _PAIRED_BACKWARD = (
     ("mbarrier-init-count", 1, _FILLED_ONCE),
     ("mbarrier-init-fewer", 1, _FILLED_ONCE),
 )
-_QUERY_ROWS = tuple(("wgmma-fence", site, _FENCED_BEFORE_S) for site in (1, 2, 3, 5, 6, 7))
+_QUERY_ROWS = (
+    *(("wgmma-fence", site, _FENCED_BEFORE_S) for site in (1, 2, 3, 5, 6, 7)),
+    (
+        "wgmma-fence", 4,
+        "The fence before S = Q K^T of a step without a mask. What touched S and dP in the step "
+        "before lies ahead of its fences for dQ and dK^T.",
+    ),
+)  # fmt: skip
 _TABLE = (
     ("forward-d64", (*_FORWARD, _OUT_OF_TURN)), ("forward-d128", _FORWARD),
     ("backward-d128", _BACKWARD),
