@@ -19,7 +19,16 @@ from hopperflash.problem import GRADIENTS, MaskSpec
 from tests.support.sequences import Attended, Rows, check_results, poison
 
 # Head dims of Q with K and of V as tiles pad them; the small ones come more often.
-HEAD_DIMS = (*[(64, 64)] * 4, (64, 128), (96, 64), (128, 128), (192, 128), (256, 64), (96, 256))
+HEAD_DIMS = (
+    *[(64, 64)] * 4,
+    (64, 128),
+    (96, 64),
+    (128, 128),
+    (192, 128),
+    (192, 192),
+    (256, 64),
+    (96, 256),
+)
 MASKS = ((False, False), (True, False), (False, True), (True, True))  # (causal, window)
 RATIOS = (1, 2, 3, 4, 7, 8)  # query heads per key head
 TILE, MAX_TILES = 128, 8  # of TILE x TILE scores, over all heads; or one for each sequence and head
