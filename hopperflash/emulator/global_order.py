@@ -44,8 +44,8 @@ class _Cluster:
     known: Known = field(default_factory=dict)
     fence: Known | None = None
     """What was known at the latest fence."""
-    seen: list[Known] = field(default_factory=list)
-    """What flags that were read with no acquire would make known."""
+    seen: dict[int, Known] = field(default_factory=dict)
+    """What flags that were read with no acquire would make known, each once."""
 
 
 class NoGlobalOrder:
@@ -102,6 +102,7 @@ class GlobalOrder(NoGlobalOrder):
         self._previous = PreviousGrids() if previous is None else previous
         self.ordered = ordered
         self._clusters: dict[int, _Cluster] = {}
+        # Never changed but replaced: addresses with the same history share one.
         self._flags: dict[int, Known] = {}
         self._shadow: dict[tuple[int, int], tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
         self._accesses: list[_Access | None] = [None]
@@ -216,6 +217,8 @@ class GlobalOrder(NoGlobalOrder):
         state = self._state(cta)
         both = "acq_rel" in ins.parts
         releases, acquires = both or "release" in ins.parts, both or "acquire" in ins.parts
+        # By the identity of what was left before, which is kept so that no other gets it.
+        joined: dict[int, tuple[Known, Known]] = {}
         for address in np.unique(addresses).tolist():
             left = self._flags.get(address)
             if read and left is not None:
@@ -223,15 +226,19 @@ class GlobalOrder(NoGlobalOrder):
                 if acquires:
                     _join(state.known, left)
                 else:
-                    state.seen.append(left)
+                    state.seen[id(left)] = left
             if write and (releases or state.fence is not None):
                 point = self._publish(cta, state) if releases else state.fence
                 assert point is not None
-                _join(self._flags.setdefault(address, {}), point)
+                if left is not None and left is not point:
+                    if releases or id(left) not in joined:
+                        joined[id(left)] = left, _union(left, point)
+                    point = joined[id(left)][1]
+                self._flags[address] = point
 
     def fence(self, cta: Any) -> None:
         state = self._state(cta)
-        for left in state.seen:
+        for left in state.seen.values():
             _join(state.known, left)
         state.seen.clear()
         state.fence = self._publish(cta, state)
@@ -250,3 +257,9 @@ def _join(known: Known, other: Known) -> None:
     for entity, clock in other.items():
         if known.get(entity, 0) < clock:
             known[entity] = clock
+
+
+def _union(one: Known, other: Known) -> Known:
+    union = {**one}
+    _join(union, other)
+    return union

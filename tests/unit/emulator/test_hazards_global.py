@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
 import numpy as np
 import pytest
 
+from hopperflash.emulator.global_order import GlobalOrder
+from hopperflash.emulator.ptx_ir import Instruction
 from tests.support.ptx import execute
 
 RUNS = (("eager", 0), ("lazy", 0), ("random", 1), ("random", 2))
@@ -195,3 +200,34 @@ def test_turns_order_what_they_enclose() -> None:
         outcome = execute(body, total, turn, grid=4, schedule=schedule, seed=seed)
         assert outcome.hazards == []
         assert total[0] == (0 * 3 + 1) * 9 + 2 * 3 + 3
+
+
+def test_a_relaxed_read_knows_no_later_release() -> None:
+    """Addresses with one history share its record: it must stay what it was when it was read."""
+
+    class Log:
+        kinds: ClassVar[list[str]] = []
+
+        def report(self, kind: str, *_: Any, **__: Any) -> None:
+            self.kinds.append(kind)
+
+    def instruction(opcode: str) -> Instruction:
+        return Instruction(opcode, (), None, False, 1, opcode)
+
+    writer, reader = (
+        SimpleNamespace(cluster=[SimpleNamespace(serial=serial)], index=serial) for serial in (1, 2)
+    )
+    release, relaxed = instruction("red.release.gpu"), instruction("ld.relaxed.gpu")
+    order, flags = GlobalOrder(cast(Any, Log())), np.array([64, 72])
+    for word, read_again in ((0, False), (1, True)):
+        order.flag(writer, flags, release, read=True, write=True)
+        order.flag(reader, flags, relaxed, read=True, write=False)
+        order.begin(writer, release)
+        order.items(0, 16, np.array([word]), 4, write=True)
+        order.flag(writer, flags[:1], release, read=True, write=True)
+        if read_again:
+            order.flag(reader, flags[:1], relaxed, read=True, write=False)
+        order.fence(reader)
+        order.begin(reader, relaxed)
+        order.items(0, 16, np.array([word]), 4, write=False)
+        assert len(Log.kinds) == 1
