@@ -143,18 +143,17 @@ class BodyParser:
             negated = match.group(1) == "!"
             text = text[match.end() :]
         opcode, rest = [*text.split(None, 1), ""][:2]
-        root = opcode.split(".")[0]
-        instruction = self._instruction(opcode, (), guard, negated, original)
-        if root == "bra":
-            self.branches.append((instruction, self.scope, rest.strip()))
-        elif root == "ret" and self.calls:
-            instruction = self._instruction("bra", (), guard, negated, original)
-            self.branches.append((instruction, self.scope, _RETURN))
-        elif root == "call":
-            self._call(instruction, rest)
+        root = opcode.split(".", 1)[0]
+        if root == "call":
+            self._call(self._instruction(opcode, (), guard, negated, original), rest)
             return
+        if root == "bra" or (root == "ret" and self.calls):
+            target = rest.strip() if root == "bra" else _RETURN
+            opcode = opcode if root == "bra" else "bra"
+            instruction = self._instruction(opcode, (), guard, negated, original)
+            self.branches.append((instruction, self.scope, target))
         else:
-            operands = tuple(self._operand(t, original) for t in _split(rest))
+            operands = tuple([self._operand(t, original) for t in _split(rest)])
             opcode = _in_call_parameters(opcode, operands, inlined=bool(self.calls))
             instruction = self._instruction(opcode, operands, guard, negated, original)
         self.kernel.instructions.append(instruction)
@@ -285,8 +284,10 @@ class BodyParser:
 
 def _in_call_parameters(opcode: str, operands: tuple[Any, ...], inlined: bool) -> str:
     """ld.param and st.param of call arguments, which live in local memory; else unchanged."""
+    if not opcode.startswith(("ld.param", "st.param")):
+        return opcode
     root, _, rest = opcode.partition(".param")
-    if root not in ("ld", "st") or not rest:
+    if not rest:
         return opcode
     base = next((o.base for o in operands if isinstance(o, Address)), None)
     in_call = "@" in base.name if isinstance(base, Symbol) else inlined
@@ -301,7 +302,7 @@ def _is_octal(token: str) -> bool:
 def _split(text: str) -> list[str]:
     """Split an operand list at its top-level commas."""
     if "{" not in text and "[" not in text:
-        return [t for t in (p.strip() for p in text.split(",")) if t]
+        return [t for p in text.split(",") if (t := p.strip())]
     pieces, depth, start = [], 0, 0
     for match in re.finditer(r"[{}\[\],]", text):
         char = match.group()
