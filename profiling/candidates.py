@@ -89,7 +89,7 @@ TABLES = {
         sm90.BackwardTile,
         SM90.backward,
         lambda _: sm90.BACKWARD_TILES,
-        lambda c, _, capped: sm90.backward_tile(c.head_dim, c.head_dim_v, c.mask, capped),
+        lambda c, _, plain: sm90.backward_tile(c.head_dim, c.head_dim_v, c.mask, plain),
         sm90.backward_config,
         feasibility.check,
     ),
@@ -133,10 +133,10 @@ class Candidate:
         return ", ".join([f"{row['tile_m']}x{row['tile_n']}", *others])
 
 
-def planned_row(case: Case, arch: ArchSpec, capped: bool) -> Candidate:
-    """The row that the table has for a case, which may cap its scores or not."""
+def planned_row(case: Case, arch: ArchSpec, plain: bool) -> Candidate:
+    """The row that the table has for plain problems of a case, or for others."""
     table = table_of(case.direction, arch)
-    return candidate_of(table.row_for(case, arch, capped), case, table)
+    return candidate_of(table.row_for(case, arch, plain), case, table)
 
 
 def candidate_of(tile: Any, case: Case, table: Table) -> Candidate:
@@ -159,7 +159,11 @@ def enumerate_rows(case: Case, arch: ArchSpec) -> list[Candidate]:
     found: dict[tuple[Any, ...], Candidate] = {}
     for values in product(*axes.values()):
         row = dict(zip(axes, values, strict=True))
-        candidate = candidate_of(table.row_type(**row, **fixed, source=""), case, table)
+        tile = table.row_type(**row, **fixed, source="")
+        alone = table.config_of(tile, case.head_dim, case.head_dim_v)
+        if not table.check(alone, arch, DType.BFLOAT16):
+            continue
+        candidate = candidate_of(tile, case, table)
         if table.check(candidate.config, arch, DType.BFLOAT16):
             apart = tuple(value for name, value in row.items() if name != "stages")
             found.setdefault(apart, candidate)

@@ -30,7 +30,7 @@ class Row:
     place: int
     tile: Any
     mask: MaskKind
-    capped: bool
+    plain: bool
 
     @property
     def case(self) -> Case:
@@ -81,8 +81,8 @@ def rows_of(arch: ArchSpec, direction: str) -> Iterator[Row]:
     table = table_of(direction, arch)
     for place, tile in enumerate(table.rows(arch)):
         for mask in tile.masks:
-            row = Row(direction, place, tile, mask, getattr(tile, "capped", True))
-            if table.row_for(row.case, arch, row.capped) == tile:
+            row = Row(direction, place, tile, mask, getattr(tile, "plain_only", False))
+            if table.row_for(row.case, arch, row.plain) == tile:
                 yield row
 
 
@@ -95,7 +95,7 @@ def verdicts(
         for row in rows_of(arch, direction):
             if options.head_dim not in (None, row.tile.head_dim):
                 continue
-            ranking = search(Question(row.case, arch, row.capped), options.limit, pool)
+            ranking = search(Question(row.case, arch, row.plain), options.limit, pool)
             candidate = candidate_of(row.tile, row.case, table_of(direction, arch))
             verdict = Verdict(row, candidate, ranking, margin)
             if not verdict.confirmed:

@@ -36,22 +36,22 @@ from hopperflash.plan.config import (
 from hopperflash.plan.scheduling import walking
 from hopperflash.plan.tiles import HEAD_DIMS
 from hopperflash.plan.units import HOPPER
-from hopperflash.problem import GRADIENTS, DType, MaskKind, Signature
+from hopperflash.problem import DType, MaskKind, Signature
 from profiling.candidates import Candidate, enumerate_rows, planned_row, table_of
 from profiling.compare_sass import SEQLEN, WINDOW_LEFT, Case, Side, clocks_per_thousand
 
 LIMIT = 16
-ASKED_FOR = (GRADIENTS, ("dq",), ("dk", "dv"))  # gradients
+FEWER = (("dq",), ("dk", "dv"))  # gradients
 GROUP = 3  # query heads in the rows of a tile, where a forward is compiled at its heaviest
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a row is wanted for; `capped`: capped scores too."""
+    """What a row is wanted for; `plain`: only problems that are (`tiles_sm90.is_plain`)."""
 
     case: Case
     arch: ArchSpec
-    capped: bool = True
+    plain: bool = False
 
     def spec(self, candidate: Candidate) -> KernelSpec:
         """The row's kernel in bf16 with nothing else to do: what the model ranks."""
@@ -67,15 +67,23 @@ class Question:
             # Tiles of packed sequences are not paired.
             config = in_cluster(config, 1)
         if isinstance(config, (ForwardConfig, ForwardConfigSm80)):
-            return self._each(_with_walks(replace(config, group=GROUP)), packed=True)
-        unordered = [replace(config, gradients=gradients) for gradients in ASKED_FOR]
-        # Packed in order, a Hopper backward gets the row for caps.
-        in_order = _with_walks(replace(config, deterministic=True))
-        return self._each(in_order, packed=self.capped) + self._each(unordered, packed=True)
+            return self._each(_with_walks(replace(config, group=GROUP)), capped=(True,))
+        in_order = replace(config, deterministic=True)
+        fewer = [replace(config, gradients=gradients) for gradients in FEWER]
+        if self.plain:
+            packed = self._each([config, walking(config)], capped=(False,))
+            dense = [in_order, *fewer, *map(walking, fewer)]
+            return packed + self._each(dense, capped=(False,), packed=False)
+        # With a cap ptxas may find registers that it does not find without.
+        return self._each([config, *_with_walks(in_order), *fewer], capped=(True, False))
 
-    def _each(self, configs: Sequence[MainConfig], *, packed: bool) -> list[KernelSpec]:
+    def _each(
+        self, configs: Sequence[MainConfig], *, capped: Sequence[bool], packed: bool = True
+    ) -> list[KernelSpec]:
         kernel = table_of(self.case.direction, self.arch).kernel
-        signatures = [Signature(dtype, self.case.mask, self.capped, packed) for dtype in DType]
+        signatures = [
+            Signature(dtype, self.case.mask, cap, packed) for dtype, cap in product(DType, capped)
+        ]
         return [KernelSpec(kernel, *pair, self.arch.name) for pair in product(configs, signatures)]
 
 
@@ -133,7 +141,7 @@ class Ranking:
 def search(question: Question, limit: int, pool: ProcessPoolExecutor) -> Ranking:
     """Compiles the `limit` most promising candidates and the table's own row, and ranks them."""
     feasible = enumerate_rows(question.case, question.arch)
-    planned = planned_row(question.case, question.arch, question.capped)
+    planned = planned_row(question.case, question.arch, question.plain)
     chosen = list(dict.fromkeys([*feasible[:limit], planned]))
     specs = [question.spec(candidate) for candidate in chosen]
     compiled = list(pool.map(compile_report, specs))
@@ -230,10 +238,10 @@ def rows(ranking: Ranking) -> Iterator[tuple[str, ...]]:
 def headline(ranking: Ranking) -> str:
     """What was searched."""
     case, tried = ranking.question.case, len(ranking.ranked) + len(ranking.dropped)
-    caps = "" if ranking.question.capped else ", no capped scores"
+    plain = ", plain problems only" if ranking.question.plain else ""
     window = f" {WINDOW_LEFT}" if case.mask is MaskKind.WINDOW else ""
     return (
-        f"{case.direction} {case.name}{window} on {ranking.question.arch.name}{caps}, one head of"
+        f"{case.direction} {case.name}{window} on {ranking.question.arch.name}{plain}, one head of"
         f" {SEQLEN}: {ranking.feasible} feasible, {tried} compiled, {len(ranking.dropped)} dropped"
     )
 
@@ -300,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mask", choices=[kind.value for kind in MaskKind], default="causal")
     parser.add_argument("--direction", choices=("forward", "backward"))
     parser.add_argument("--arch", default="sm_90a")
-    parser.add_argument("--uncapped", action="store_true", help="a row without capped scores")
+    parser.add_argument("--plain", action="store_true", help="a row for plain problems only")
     parser.add_argument("--limit", type=int, default=LIMIT, help="rows to compile")
     parser.add_argument("--jobs", type=int, help="processes; by default as many as CPUs")
     parser.add_argument("--check", action="store_true", help="all rows of the table")
@@ -319,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         head_dim = options.head_dim or 128
         case = Case(options.direction or "forward", head_dim, options.head_dim_v or head_dim,
                     MaskKind(options.mask))  # fmt: skip
-        question = Question(case, arch, not options.uncapped)
+        question = Question(case, arch, options.plain)
         ranking = search(question, options.limit, pool)
     if options.json:
         print(json.dumps(as_json(ranking), indent=2))

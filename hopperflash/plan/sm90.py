@@ -16,6 +16,7 @@ from hopperflash.plan.tiles_sm90 import (
     backward_tile,
     forward_config,
     forward_tile,
+    is_plain,
 )
 from hopperflash.problem import AttnProblem
 
@@ -28,10 +29,9 @@ def _forward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[ForwardConfig
 
 
 def _backward_config(problem: AttnProblem, arch: ArchSpec) -> tuple[BackwardConfig, str]:
-    # In order, packed sequences take as many registers as a cap.
-    capped = problem.softcap > 0.0 or (problem.deterministic and problem.is_packed)
-    tile = backward_tile(problem.head_dim, problem.head_dim_v, problem.mask.kind, capped)
-    config = backward_config(tile, problem.head_dim, problem.head_dim_v)
+    head_dims = problem.head_dim, problem.head_dim_v
+    tile = backward_tile(*head_dims, problem.mask.kind, is_plain(problem))
+    config = backward_config(tile, *head_dims)
     return replace(config, cluster_n=sharing(config, problem).ctas), tile.source
 
 

@@ -17,7 +17,7 @@ from hopperflash.plan.tiles import (
     first_that_holds,
     padded_head_dim,
 )
-from hopperflash.problem import MaskKind
+from hopperflash.problem import GRADIENTS, AttnProblem, MaskKind
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ForwardTile:
 class BackwardTile:
     """One row of the backward table; `key_warpgroups` of the two consumers share out the keys, rows
     of S^T, or with `query_rows` columns of S; `dq_warpgroups` compute dQ, or with `dq_swap_ab` its
-    transpose. `capped` says whether the row is also for capped scores."""
+    transpose. With `plain_only` the row is for problems that ask for little else (`is_plain`)."""
 
     head_dim: int
     head_dim_v: int
@@ -57,7 +57,7 @@ class BackwardTile:
     searched: str = ""
     dq_swap_ab: bool = False
     query_rows: bool = False
-    capped: bool = True
+    plain_only: bool = False
 
 
 REGS = POperand.REGISTERS
@@ -75,12 +75,12 @@ FORWARD_TILES = (
 )
 
 BACKWARD_TILES = (
-    BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", "2026-11-30", capped=False),
+    BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", "2026-11-30", plain_only=True),
     BackwardTile(64, 64, ANY, 112, 128, 2, 1, 2, "a cap spills 128", "2026-11-30", dq_swap_ab=True),
     BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 need 248 registers", "2026-11-30"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3, FA4 causal; dQ wants 64s", "2026-11-30"),
     BackwardTile(128, 192, ANY, 64, 64, 1, 1, 2, "with 128 keys some would spill"),
-    BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 spills", "2026-11-30", dq_swap_ab=True),
+    BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 spills", dq_swap_ab=True, plain_only=True),
     BackwardTile(192, 192, ANY, 64, 96, 2, 2, 2, "FA4", query_rows=True),
     BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit", "2026-11-30"),
 )
@@ -98,11 +98,21 @@ def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> Forward
     return first_that_holds(FORWARD_TILES, head_dim, head_dim_v, mask_kind)
 
 
+def is_plain(problem: AttnProblem) -> bool:
+    """Whether a backward has no cap, is in order only if it is dense and no SM is left free, and
+    packed only with all gradients: what takes registers, of which some tiles leave few."""
+    in_order = problem.deterministic and "dq" in problem.gradients
+    if problem.softcap or (in_order and problem.sm_margin):
+        return False
+    return not problem.is_packed or (not in_order and problem.gradients == GRADIENTS)
+
+
 def backward_tile(
-    head_dim: int, head_dim_v: int, mask_kind: MaskKind, capped: bool = False
+    head_dim: int, head_dim_v: int, mask_kind: MaskKind, plain: bool = True
 ) -> BackwardTile:
-    """The row for two head dims, a mask and a cap; LookupError where the table has none."""
-    rows = (row for row in BACKWARD_TILES if row.capped or not capped)
+    """The row for two head dims and a mask of problems that are plain, or of those that are not;
+    LookupError where the table has none."""
+    rows = (row for row in BACKWARD_TILES if plain or not row.plain_only)
     return first_that_holds(rows, head_dim, head_dim_v, mask_kind)
 
 

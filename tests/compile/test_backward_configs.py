@@ -47,8 +47,8 @@ def _own(tile: BackwardTile, deterministic: bool = False) -> BackwardConfig:
 
 def _takes(tile: BackwardTile, variant: Variant, deterministic: bool = False) -> bool:
     """Whether problems of the row's own head dims and this variant get the row."""
-    capped = variant.softcap or (deterministic and variant.packed)
-    return tile == backward_tile(tile.head_dim, tile.head_dim_v, variant.mask, capped)
+    plain = not (variant.softcap or (deterministic and variant.packed))
+    return tile == backward_tile(tile.head_dim, tile.head_dim_v, variant.mask, plain)
 
 
 def _paired(tile: BackwardTile) -> bool:
@@ -62,8 +62,8 @@ def _lightest(tile: BackwardTile, mask: MaskKind) -> Variant:
 
 def _heaviest(tile: BackwardTile, deterministic: bool = False) -> Variant:
     """All that a row is for."""
-    packed = tile.capped or not deterministic
-    return Variant(tile.masks[-1], softcap=tile.capped, packed=packed)
+    packed = not (tile.plain_only and deterministic)
+    return Variant(tile.masks[-1], softcap=not tile.plain_only, packed=packed)
 
 
 def _sampled() -> Iterator[KernelSpec]:
@@ -86,18 +86,21 @@ def _covering() -> Iterator[KernelSpec]:
             if _takes(tile, variant, deterministic):
                 yield _spec(_own(tile, deterministic), FP16, variant)
         yield _spec(_own(tile, deterministic=True), BF16, _heaviest(tile, True))
-        yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True)))
+        if not tile.plain_only:
+            yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True)))
         yield walking(_spec(_own(tile), BF16, _lightest(tile, tile.masks[0])))
         yield _spec(replace(_own(tile), exact_head_dim=False), BF16, _heaviest(tile))
         if _paired(tile):
             yield _spec(replace(_own(tile), cluster_n=PAIR), FP16, CAPPED)
             for mask in tile.masks:
                 yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(mask))
-        for gradients in (("dq",), ("dk", "dv")):
-            yield _spec(replace(_own(tile), gradients=gradients), FP16, _heaviest(tile))
+        for gradients, cap in product((("dq",), ("dk", "dv")), (True, False)):
+            variant = Variant(tile.masks[-1], softcap=cap, packed=not tile.plain_only)
+            if not (cap and tile.plain_only):
+                yield _spec(replace(_own(tile), gradients=gradients), FP16, variant)
     for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):
         for variant in (EVERYTHING, Variant(MaskKind.CAUSAL)):
-            tile = backward_tile(*pair, variant.mask, variant.softcap)
+            tile = backward_tile(*pair, variant.mask, plain=not variant.softcap)
             yield _spec(backward_config(tile, *pair), BF16, variant)
 
 

@@ -11,9 +11,9 @@ import pytest
 from hopperflash.analysis import KernelReport
 from hopperflash.analysis.loop_cost import StepCost
 from hopperflash.plan import KernelSpec, arch_of
-from hopperflash.plan.config import ForwardConfig, POperand
+from hopperflash.plan.config import BackwardConfig, ForwardConfig, POperand, Scheduler
 from hopperflash.plan.units import UnitClocks
-from hopperflash.problem import DType, MaskKind
+from hopperflash.problem import GRADIENTS, DType, MaskKind
 from profiling import search as module
 from profiling.candidates import candidate_of, enumerate_rows, table_of
 from profiling.check_tiles import Verdict, dated, rows_of
@@ -57,10 +57,10 @@ class Here:
 def ranking(monkeypatch: pytest.MonkeyPatch):
     """The search of a forward at head dim 128, given what compiling does."""
 
-    def found(compile_report: Any, **options: Any) -> Ranking:
+    def found(compile_report: Any, case: Case = CAUSAL_128, **options: Any) -> Ranking:
         monkeypatch.setattr(module, "compile_report", compile_report)
         pool: Any = Here()
-        return search(Question(CAUSAL_128, SM90, **options), 8, pool)
+        return search(Question(case, SM90, **options), 8, pool)
 
     return found
 
@@ -158,21 +158,36 @@ def test_faults_name_each_reason():
     assert faults_of(compiled(step())) == ()
 
 
-@pytest.mark.parametrize("capped", [True, False])
-def test_the_first_is_clean_with_everything(ranking, capped):
-    """Caps make the best tile spill, which then is first only where none are wanted."""
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_first_is_clean_with_everything(ranking, plain):
+    """Packed and in order the best tile spills, which then is first only where one of them will
+    do."""
+    tried: set[tuple[bool, ...]] = set()
 
     def compile_report(spec: KernelSpec) -> KernelReport:
-        signature, best = spec.signature, spec.config.tile_n == 128
-        heaviest = signature.packed and signature.dtype is DType.FLOAT16 and spec.config.group > 1
+        config, signature = spec.config, spec.signature
+        assert isinstance(config, BackwardConfig)
+        best = (config.tile_m, config.tile_n) == (64, 128) and config.dq_warpgroups == 1
+        several = config.scheduler is Scheduler.PERSISTENT
+        fewer = config.gradients != GRADIENTS
+        tried.add((signature.softcap, signature.packed, config.deterministic, several, fewer))
         units = UnitClocks(*[0.0 if best else 2048.0] * 7)
-        spilling = signature.softcap and heaviest and best
+        spilling = signature.packed and config.deterministic and best
         return compiled(replace(step(), units=units), spill_bytes=8 * spilling)
 
-    found = ranking(compile_report, capped=capped)
+    found = ranking(compile_report, replace(CAUSAL_128, direction="backward"), plain=plain)
     texts = [fault for each in found.dropped for fault in each.faults]
-    assert set(texts) == ({"with everything: 8 B spilled"} if capped else set())
-    assert (found.ranked[0].candidate.config.tile_n == 128) != capped
+    assert set(texts) == (set() if plain else {"with everything: 8 B spilled"})
+    assert (found.ranked[0].candidate == found.planned) == plain
+    everything, packed_in_order = (True, True, True, True, False), (False, True, True, False, False)
+    assert ({everything, packed_in_order} <= tried) != plain
+
+
+@pytest.mark.parametrize("head_dim", [64, 192])
+def test_rows_for_plain_problems_are_asked_no_more(head_dim):
+    rows = [row for row in rows_of(SM90, "backward") if row.tile.head_dim == head_dim]
+    assert {row.plain for row in rows} == {True, False}
+    assert all(row.plain == row.tile.plain_only for row in rows)
 
 
 def test_forms_of_a_ranking(ranking):
@@ -209,7 +224,7 @@ def test_verdicts(ranking):
 def test_dates_are_set_in_the_rows():
     source = (
         "X = 1\n"
-        'FORWARD_TILES = (\n    Tile(64, "a", capped=False),\n'
+        'FORWARD_TILES = (\n    Tile(64, "a", plain_only=True),\n'
         '    Tile(\n        96, "b"\n    ),\n)\n'
         'BACKWARD_TILES = (Tile(64, "c", "2026-01-01"), Tile(96, "d"), Tile(8, "e", "old"))\n'
     )
@@ -218,7 +233,7 @@ def test_dates_are_set_in_the_rows():
     new = dated(source, days)
     assert new == (
         "X = 1\n"
-        'FORWARD_TILES = (\n    Tile(64, "a", "2026-05-06", capped=False),\n'
+        'FORWARD_TILES = (\n    Tile(64, "a", "2026-05-06", plain_only=True),\n'
         '    Tile(\n        96, "b", "2026-05-06"\n    ),\n)\n'
         'BACKWARD_TILES = (Tile(64, "c"), Tile(96, "d"), Tile(8, "e", "2026-05-06"))\n'
     )

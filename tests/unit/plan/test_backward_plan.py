@@ -20,8 +20,8 @@ from hopperflash.plan import (
     tiles_sm90,
 )
 from hopperflash.plan.config import AccumulatorOrder
-from hopperflash.problem import AttnOptions, MaskKind
-from tests.support.problems import Sizes, backward, facts, problem
+from hopperflash.problem import GRADIENTS, AttnOptions, MaskKind
+from tests.support.problems import Sizes, backward, facts, packed_problem, problem
 
 SCALARS = ("softmax_scale", "softcap", "window_left", "window_right", "max_ctas", "head_swizzle")
 SM90 = arch_of("sm_90a")
@@ -31,6 +31,39 @@ GIVEN = problem(SIZES, AttnOptions(causal=True))
 
 def plan_of(given):
     return make_plan(given, SM90, "backward")
+
+
+@pytest.mark.parametrize(
+    ("options", "gradients", "plain"),
+    [
+        (AttnOptions(causal=True), GRADIENTS, True),
+        (AttnOptions(sm_margin=4), ("dq",), True),
+        (AttnOptions(deterministic=True), GRADIENTS, True),
+        (AttnOptions(deterministic=True, sm_margin=4), GRADIENTS, False),
+        (AttnOptions(deterministic=True, sm_margin=4), ("dk", "dv"), True),
+        (AttnOptions(softcap=5.0), GRADIENTS, False),
+    ],
+)
+def test_what_takes_more_registers_gets_another_tile(options, gradients, plain):
+    given = backward(problem(Sizes(head_dim=192, head_dim_v=128), options), gradients)
+    config = plan_of(given).calls[1].spec.config
+    assert (config.head_dim, config.head_dim_v) == (192, 128)
+    assert (config.tile_m, config.tile_n) == ((48, 128) if plain else (64, 96))
+
+
+@pytest.mark.parametrize(
+    ("options", "gradients", "plain"),
+    [
+        (AttnOptions(sm_margin=4), GRADIENTS, True),
+        (AttnOptions(deterministic=True), GRADIENTS, False),
+        (AttnOptions(deterministic=True), ("dk", "dv"), False),
+    ],
+)
+def test_packed_sequences_take_registers_too(options, gradients, plain):
+    given = backward(packed_problem(900, 900, 3, options), gradients)
+    config = next(c.spec.config for c in plan_of(given).calls if hasattr(c.spec.config, "tile_n")
+                  and hasattr(c.spec.config, "stages"))  # fmt: skip
+    assert config.tile_m == (128 if plain else 112)
 
 
 def test_three_launches():

@@ -58,7 +58,7 @@ def test_every_row_is_used():
     for tile in table.BACKWARD_TILES:
         dims = (tile.head_dim, tile.head_dim_v)
         for mask in tile.masks:
-            found = [table.backward_tile(*dims, mask, cap) for cap in (False, True)]
+            found = [table.backward_tile(*dims, mask, plain) for plain in (False, True)]
             assert any(row is tile for row in found)
 
 
