@@ -71,9 +71,8 @@ class Question:
         in_order = replace(config, deterministic=True)
         fewer = [replace(config, gradients=gradients) for gradients in FEWER]
         if self.plain:
-            packed = self._each([config, walking(config)], capped=(False,))
-            dense = [in_order, *fewer, *map(walking, fewer)]
-            return packed + self._each(dense, capped=(False,), packed=False)
+            packed = self._each([config], capped=(False,))
+            return packed + self._each([in_order, walking(config)], capped=(False,), packed=False)
         # With a cap ptxas may find registers that it does not find without.
         return self._each([config, *_with_walks(in_order), *fewer], capped=(True, False))
 

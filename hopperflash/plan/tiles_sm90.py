@@ -99,12 +99,11 @@ def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> Forward
 
 
 def is_plain(problem: AttnProblem) -> bool:
-    """Whether a backward has no cap, is in order only if it is dense and no SM is left free, and
-    packed only with all gradients: what takes registers, of which some tiles leave few."""
-    in_order = problem.deterministic and "dq" in problem.gradients
-    if problem.softcap or (in_order and problem.sm_margin):
+    """Whether a backward is for all gradients, has no cap, and is at most one of packed, in order
+    and with SMs left free: some tiles leave ptxas too few registers for more."""
+    if problem.softcap or problem.gradients != GRADIENTS:
         return False
-    return not problem.is_packed or (not in_order and problem.gradients == GRADIENTS)
+    return problem.is_packed + problem.deterministic + (problem.sm_margin > 0) <= 1
 
 
 def backward_tile(

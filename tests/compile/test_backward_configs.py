@@ -47,7 +47,7 @@ def _own(tile: BackwardTile, deterministic: bool = False) -> BackwardConfig:
 
 def _takes(tile: BackwardTile, variant: Variant, deterministic: bool = False) -> bool:
     """Whether problems of the row's own head dims and this variant get the row."""
-    plain = not (variant.softcap or (deterministic and variant.packed))
+    plain = not variant.softcap and deterministic + variant.packed <= 1
     return tile == backward_tile(tile.head_dim, tile.head_dim_v, variant.mask, plain)
 
 
@@ -94,9 +94,9 @@ def _covering() -> Iterator[KernelSpec]:
             yield _spec(replace(_own(tile), cluster_n=PAIR), FP16, CAPPED)
             for mask in tile.masks:
                 yield _spec(replace(_own(tile), cluster_n=PAIR), BF16, Variant(mask))
-        for gradients, cap in product((("dq",), ("dk", "dv")), (True, False)):
-            variant = Variant(tile.masks[-1], softcap=cap, packed=not tile.plain_only)
-            if not (cap and tile.plain_only):
+        if not tile.plain_only:
+            for gradients, cap in product((("dq",), ("dk", "dv")), (True, False)):
+                variant = Variant(tile.masks[-1], softcap=cap, packed=True)
                 yield _spec(replace(_own(tile), gradients=gradients), FP16, variant)
     for pair in ((192, 128), (64, 128), (96, 64), (64, 256), (256, 64)):
         for variant in (EVERYTHING, Variant(MaskKind.CAUSAL)):
