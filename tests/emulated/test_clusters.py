@@ -44,12 +44,12 @@ BACKWARD_CASES = (
     # Two pairs of key tiles, of which a tile passes over two blocks that the other sees.
     BackwardCase("diagonal", seqlen_q=256, seqlen_k=256, causal=True, **D256),
     # The third tile is alone.
-    BackwardCase("odd", "fp16", seqlen_q=100, seqlen_k=150, heads_q=2, causal=True, **D256),
+    BackwardCase("odd", seqlen_q=100, seqlen_k=150, heads_q=2, causal=True, **D256),
     # Of some pairs nobody sees a key; fewer columns than the tile has.
     BackwardCase("none", seqlen_q=70, seqlen_k=300, causal=True, head_dim=200, head_dim_v=256),
     BackwardCase("batch", batch=2, seqlen_q=130, seqlen_k=128, heads_q=4, heads_k=2, **D256),
     BackwardCase("capped", seqlen_q=140, seqlen_k=100, softcap=5.0, causal=True, **D256),
-    BackwardCase("wide", "fp16", seqlen_q=140, seqlen_k=200, causal=True, **D256),
+    BackwardCase("wide", seqlen_q=140, seqlen_k=200, causal=True, **D256),
     # Tiles pass over blocks before their own and after them; the fifth is alone.
     BackwardCase("band", seqlen_q=250, seqlen_k=270, window=(100, 20), **D256),
     # Keys before and past all windows, in pairs with such as are seen.
