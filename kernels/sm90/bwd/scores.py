@@ -62,6 +62,8 @@ def keep_P(ctx: MmaContext, acc_P: cute.Tensor):
     """P in the input dtype in shared memory, for the GEMM of the same warpgroup: with `query_rows`
     nobody else needs what it has of the keys."""
     rP = to_operand(acc_P, ctx.smem.sK.element_type)
+    # Nobody may still read P or dS of the step before.
+    consumers(ctx.config).arrive_and_wait()
     store_scores(ctx, rP, (ctx.smem.sPt, ctx.smem.sP))
     cute.arch.fence_view_async_shared()
     own_warpgroup(ctx.consumer_tidx).arrive_and_wait()
@@ -83,10 +85,11 @@ def hand_over(
         # What P has for the others ends in rows of dV that are not stored, or zeroed before that.
         hide_keys(rdS, existing)
     shared = config.p_operand is POperand.SHARED
-    shares_P = shared and config.needs("dv") and not config.query_rows
+    kept_P = config.query_rows and config.needs("dv")
+    shares_P = shared and config.needs("dv") and not kept_P
     shares_dS = config.needs("dq") or (shared and config.needs("dk"))
     everyone = consumers(config)
-    if cutlass.const_expr(shares_P or shares_dS):
+    if cutlass.const_expr((shares_P or shares_dS) and not kept_P):
         # Nobody may still read the tile before.
         everyone.arrive_and_wait()
     if cutlass.const_expr(shares_P):
