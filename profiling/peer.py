@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,12 @@ class PeerKernel:
 
 def compile_peer(head_dim: int, head_dim_v: int, mask: str) -> dict[str, PeerKernel]:
     """The forward and the backward kernel of bf16 attention with as many key heads as heads."""
-    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix="hopperflash-") as folder:
+        os.environ.update(ENVIRONMENT | {"CUTE_DSL_DUMP_DIR": folder})
+        return _compile_peer(head_dim, head_dim_v, mask)
+
+
+def _compile_peer(head_dim: int, head_dim_v: int, mask: str) -> dict[str, PeerKernel]:
     import torch
     from flash_attn.cute import interface
     from torch._subclasses.fake_tensor import FakeTensorMode

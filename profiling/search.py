@@ -61,7 +61,7 @@ class Question:
 
     def heaviest(self, candidate: Candidate) -> list[KernelSpec]:
         """The row's kernels with all that they may have to do, for one tile or several, and of a
-        backward with fewer gradients."""
+        backward that is not plain with fewer gradients."""
         config = candidate.config
         if isinstance(config, (ForwardConfig, BackwardConfig)):
             # Tiles of packed sequences are not paired.

@@ -151,9 +151,14 @@ class BackwardConfig:
 
     @property
     def p_operand(self) -> POperand:
-        """Where dV += P^T dO and dK += dS^T Q read their first operand from."""
+        """Where dV += P^T dO and dK += dS^T Q read P and dS from."""
         stacked = self.key_warpgroups == self.consumer_warpgroups and not self.query_rows
         return POperand.REGISTERS if stacked else POperand.SHARED
+
+    @property
+    def keeps_P(self) -> bool:
+        """Whether a warpgroup alone reads its P: then dV^T += dO^T P begins before dS is there."""
+        return self.query_rows and self.needs("dv")
 
     def oriented(self, keys: SideT, others: SideT) -> tuple[SideT, SideT]:
         """The two sides of S, dP, dV or dK, that of the keys and the other one, in the order of
@@ -168,12 +173,12 @@ class BackwardConfig:
     @property
     def row_warpgroups(self) -> int:
         """How many warpgroups are stacked along the rows of S, dP, dV and dK."""
-        return self.consumer_warpgroups // self.column_shares
+        return self.oriented(self.key_warpgroups, self.key_shares)[0]
 
     @property
     def column_shares(self) -> int:
         """Into how many parts warpgroups split the columns of S, dP, dV and dK."""
-        return self.key_warpgroups if self.query_rows else self.key_shares
+        return self.oriented(self.key_warpgroups, self.key_shares)[1]
 
     @property
     def query_shares(self) -> int:

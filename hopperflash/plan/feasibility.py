@@ -70,7 +70,7 @@ def _backward_shape_reasons(config: BackwardConfig) -> list[str]:
     reasons = _query_row_reasons(c) if c.query_rows else _key_row_reasons(c)
     reasons += _dq_reasons(c)
     reasons += _share_reasons("tile_m", c.tile_m, c.cluster_n)
-    # Columns of S^T, a swizzle of which no two warpgroups share, and the depth of dV and dK.
+    # Queries of S, a swizzle of which no two warpgroups share, and the depth of dV and dK.
     reasons += _size_reasons("tile_m", c.tile_m, c.key_shares, WGMMA_K)
     shares_dq = max(c.key_shares, c.query_shares)
     reasons += _size_reasons("head_dim", c.head_dim, shares_dq, WGMMA_K)

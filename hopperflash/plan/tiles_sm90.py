@@ -76,10 +76,11 @@ FORWARD_TILES = (
 
 BACKWARD_TILES = (
     BackwardTile(64, 64, ANY, 128, 128, 2, 2, 2, "FA3 and FA4", "2026-11-30", plain_only=True),
-    BackwardTile(64, 64, ANY, 112, 128, 2, 1, 2, "a cap spills 128", "2026-11-30", dq_swap_ab=True),
+    BackwardTile(64, 64, ANY, 112, 128, 2, 1, 2, "128 spills", "2026-11-30", dq_swap_ab=True),
     BackwardTile(96, 96, ANY, 64, 128, 2, 1, 2, "FA4; 128 need 248 registers", "2026-11-30"),
     BackwardTile(128, 128, ANY, 64, 128, 2, 1, 2, "FA3, FA4 causal; dQ wants 64s", "2026-11-30"),
     BackwardTile(128, 192, ANY, 64, 64, 1, 1, 2, "with 128 keys some would spill"),
+    BackwardTile(192, 96, ANY, 48, 128, 2, 2, 2, "64 spills with 128", dq_swap_ab=True),
     BackwardTile(192, 128, ANY, 48, 128, 2, 2, 2, "64 spills", dq_swap_ab=True, plain_only=True),
     BackwardTile(192, 192, ANY, 64, 96, 2, 2, 2, "FA4", query_rows=True),
     BackwardTile(256, 256, ANY, 64, 64, 1, 2, 2, "FA4; the shared-memory limit", "2026-11-30"),

@@ -1,4 +1,4 @@
-"""Probabilities and score gradients rebuilt from the log-sum-exp, with keys as rows.
+"""Probabilities and score gradients rebuilt from the log-sum-exp, in (keys, queries) views.
 
 Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
 """

@@ -77,7 +77,7 @@ def tiled_mma(
 ) -> cute.TiledMma:
     """m64nNk16 atoms, fp32 accumulation: the warpgroups are stacked along M, then split N.
 
-    There is one for every 64 rows, unless `row_warpgroups` says how many each take several.
+    `row_warpgroups` are stacked, by default one for each 64 rows.
     """
     tile_m, tile_n = tile_mn
     op = warpgroup.MmaF16BF16Op(

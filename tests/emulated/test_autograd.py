@@ -26,8 +26,9 @@ pytestmark = [pytest.mark.emulated, pytest.mark.xdist_group("bf16-64")]
 SIZES = {"batch": 2, "seqlen_q": 70, "seqlen_k": 130, "heads_q": 2, "causal": True}
 CASE = BackwardCase("autograd", head_dim=40, head_dim_v=64, **SIZES)
 WITH_LSE = BackwardCase("autograd", head_dim=40, head_dim_v=64, dlse=True, **SIZES)
-# Its P and dS go through shared memory, guarded by other barriers where dQ is not needed.
-SHARED_P = BackwardCase("autograd", seqlen_q=130, head_dim=192, head_dim_v=192, dtype="fp16")
+# Their P and dS go through shared memory, guarded by other barriers where dQ is not needed.
+QUERY_ROWS = BackwardCase("autograd", seqlen_q=130, head_dim=192, head_dim_v=192, dtype="fp16")
+SHARED_P = BackwardCase("autograd", seqlen_q=130, head_dim=256, head_dim_v=256, dtype="fp16")
 
 SUBSETS = [names for count in (1, 2, 3) for names in combinations(GRADIENTS, count)]
 
@@ -59,9 +60,10 @@ def gradients_from(case: BackwardCase, dout: Tensor) -> tuple[Tensor, ...]:
     [
         *((CASE, subset) for subset in SUBSETS),
         *(
-            pytest.param(SHARED_P, subset, marks=pytest.mark.xdist_group("fp16-192"))
+            pytest.param(QUERY_ROWS, subset, marks=pytest.mark.xdist_group("fp16-192"))
             for subset in (("dq",), ("dv",), ("dk", "dv"))
         ),
+        pytest.param(SHARED_P, ("dv",), marks=pytest.mark.xdist_group("fp16-256")),
     ],
 )
 def test_only_needed_gradients_are_computed(case: BackwardCase, wanted: tuple[str, ...]) -> None:

@@ -42,8 +42,10 @@ def _only(table: str, row: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles_sm90, table, (row,))
         planner._plan.cache_clear()
-        yield
-    planner._plan.cache_clear()
+        try:
+            yield
+        finally:
+            planner._plan.cache_clear()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

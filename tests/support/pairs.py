@@ -16,5 +16,7 @@ def pairs_wherever_they_can_be(idle_limit: int = 1) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clusters, "_IDLE_LIMIT", idle_limit)
         planner._plan.cache_clear()
-        yield
-    planner._plan.cache_clear()
+        try:
+            yield
+        finally:
+            planner._plan.cache_clear()

@@ -75,7 +75,8 @@ def store_gradient(
 
 @cute.jit
 def zero_hidden_rows(ctx: EpilogueContext, tile: KeyTile, acc_dV: cute.Tensor):
-    """Zeros for rows of a sequence that are no keys, where those of P were not masked."""
+    """Zeros for rows of a sequence that are no keys, where those of P were not masked: they are
+    rows there."""
     config = ctx.config
     cdV = cute.make_identity_tensor((config.tile_n, config.head_dim_v))
     tdVcdV_mn = mn_view(ctx.mmas.dV.get_slice(ctx.consumer_tidx).partition_C(cdV))

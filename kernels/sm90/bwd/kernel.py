@@ -13,7 +13,8 @@ Pipelines (full and empty mbarriers a stage), producer -> consumers:
                      memory, have left
     Q   stages       Q, dO, LSE and delta of a query tile, released when dV and dK are complete
 
-Named barriers: CONSUMERS (dS is written; it has been read), WARPGROUP (with `query_rows`, so is P).
+Named barriers: CONSUMERS (dS and shared P are written; they have been read), WARPGROUP (with
+`query_rows` P is written), TURN (in order: this CTA may add to dQ).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class HeadContext:
     add: Any  # AddContext, or None for a warpgroup that leaves dQ to others
     tile: KeyTile
     fragments: Fragments
-    existing_keys: Any  # a word a row of a thread; None where a band masks
+    existing_keys: Any  # a word a row of a thread; None where they are masked
     number: Int32
     sums: Any  # `thread_sums`
 
@@ -223,12 +223,11 @@ def one_query_block(
         hide_scores(ctx, acc_S, m_block, tile)
     sLSE, sDelta = ctx.smem.sLSE[None, stage], ctx.smem.sDelta[None, stage]
     gradients.probabilities(acc_St_mn, tScSt_mn, sLSE, ctx.scales.log2)
-    starts_dV = config.query_rows and config.needs("dv")
-    if cutlass.const_expr(starts_dV):
+    if cutlass.const_expr(config.keeps_P):
         keep_P(ctx, acc_S)
         tdVrPt = wgmma.at_offset(fragments.tdVrPt, nowhere)
         multiply_dV(head, tdVrPt, stage)
-    warpgroup.wait_group(1 if starts_dV else 0)
+    warpgroup.wait_group(1 if config.keeps_P else 0)
     gradients.score_gradients(acc_St_mn, acc_dPt_mn, tScSt_mn, sLSE, sDelta, ctx.scales, ctx.capped)
     if cutlass.const_expr(head.add is not None and config.deterministic):
         # What the step before added to dQ has been made by now, or nearly.
@@ -264,7 +263,7 @@ def multiply_scores(
         )
     tdKrQt = fragments.tdKrQt[None, None, None, stage]
     adds, alike = head.add is not None, config.dq_alike
-    if cutlass.const_expr(config.needs("dv") and not config.query_rows):
+    if cutlass.const_expr(config.needs("dv") and not config.keeps_P):
         multiply_dV(head, tdVrPt, stage)
     if cutlass.const_expr(adds and alike):
         acc_dQ = multiply_dQ(head, nowhere, 0)

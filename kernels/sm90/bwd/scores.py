@@ -65,6 +65,7 @@ def keep_P(ctx: MmaContext, acc_P: cute.Tensor):
     # Nobody may still read P or dS of the step before.
     consumers(ctx.config).arrive_and_wait()
     store_scores(ctx, rP, (ctx.smem.sPt, ctx.smem.sP))
+    # wgmma reads through the async proxy what the four warps wrote.
     cute.arch.fence_view_async_shared()
     own_warpgroup(ctx.consumer_tidx).arrive_and_wait()
 
@@ -76,21 +77,21 @@ def hand_over(
     acc_dS: cute.Tensor,
     existing: Any,  # `existing_keys` where some may not, else None
 ):
-    """P and dS in the input dtype: in registers as A operands, which it returns, and in shared
-    memory if a GEMM of both warpgroups reads them there; dQ's always does.
+    """P, unless it is kept (None), and dS in the input dtype: in registers as A operands, which it
+    returns, and in shared memory if a GEMM reads them there; dQ's always does.
     """
     config, dtype = ctx.config, ctx.smem.sK.element_type
-    rP, rdS = to_operand(acc_P, dtype), to_operand(acc_dS, dtype)
+    rP = to_operand(acc_P, dtype) if not config.keeps_P else None
+    rdS = to_operand(acc_dS, dtype)
     if cutlass.const_expr(existing is not None):
         # What P has for the others ends in rows of dV that are not stored, or zeroed before that.
         hide_keys(rdS, existing)
     shared = config.p_operand is POperand.SHARED
-    kept_P = config.query_rows and config.needs("dv")
-    shares_P = shared and config.needs("dv") and not kept_P
+    shares_P = shared and config.needs("dv") and not config.keeps_P
     shares_dS = config.needs("dq") or (shared and config.needs("dk"))
     everyone = consumers(config)
-    if cutlass.const_expr((shares_P or shares_dS) and not kept_P):
-        # Nobody may still read the tile before.
+    if cutlass.const_expr((shares_P or shares_dS) and not config.keeps_P):
+        # Nobody may still read P or dS of the step before: as `keep_P` has seen to.
         everyone.arrive_and_wait()
     if cutlass.const_expr(shares_P):
         store_scores(ctx, rP, (ctx.smem.sPt, ctx.smem.sP))

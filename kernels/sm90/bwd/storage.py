@@ -21,7 +21,7 @@ _STATISTIC_BYTES = 4
 class Barrier(IntEnum):
     """Named barriers; 0 belongs to __syncthreads."""
 
-    CONSUMERS = 1  # all consumer warps: dS is in shared memory, or has been read there
+    CONSUMERS = 1  # all consumer warps: P and dS are in shared memory, or have been read there
     TURN = 2  # of those that compute dQ: this CTA may add to it
     WARPGROUP = 3  # and one more for each other consumer warpgroup: its P is in shared memory
 
@@ -35,7 +35,9 @@ def consumers(config: BackwardConfig) -> pipeline.NamedBarrier:
 def own_warpgroup(consumer_tidx: Int32) -> pipeline.NamedBarrier:
     """The barrier of a consumer thread's warpgroup alone."""
     number = cute.arch.make_warp_uniform(consumer_tidx // wgmma.THREADS_PER_WARPGROUP)
-    return pipeline.NamedBarrier(int(Barrier.WARPGROUP) + number, wgmma.THREADS_PER_WARPGROUP)
+    return pipeline.NamedBarrier(
+        barrier_id=int(Barrier.WARPGROUP) + number, num_threads=wgmma.THREADS_PER_WARPGROUP
+    )
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class SmemTensors(NamedTuple):
     sdO: cute.Tensor
     sdOt: cute.Tensor
     sPt: Any  # cute.Tensor or None where P stays in registers
-    sP: Any
+    sP: Any  # its transpose, likewise
     sdSt: cute.Tensor
     sdS: cute.Tensor
     sLSE: cute.Tensor  # (tile_m, stages) fp32
@@ -130,11 +132,10 @@ def storage_struct(
 
 def smem_tensors(storage: Any, config: BackwardConfig, layouts: SmemLayouts) -> SmemTensors:
     """Typed views of the storage; the swizzle travels in the pointer, as wgmma and TMA need it."""
+    shared_P = config.p_operand is POperand.SHARED
 
     def view(memory: Any, layout: Any) -> cute.Tensor:
         return memory.get_tensor(layout.outer, swizzle=layout.inner)
-
-    shared_P = config.p_operand is POperand.SHARED
 
     def statistic(memory: Any) -> cute.Tensor:
         return memory.get_tensor(cute.make_layout((config.tile_m, config.stages)))

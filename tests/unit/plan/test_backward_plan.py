@@ -19,7 +19,7 @@ from hopperflash.plan import (
     sm90,
     tiles_sm90,
 )
-from hopperflash.plan.config import AccumulatorOrder
+from hopperflash.plan.config import AccumulatorOrder, BackwardConfig
 from hopperflash.problem import GRADIENTS, AttnOptions, MaskKind
 from tests.support.problems import Sizes, backward, facts, packed_problem, problem
 
@@ -61,8 +61,8 @@ def test_what_takes_more_registers_gets_another_tile(options, gradients, plain):
 )
 def test_packed_sequences_take_registers_too(options, gradients, plain):
     given = backward(packed_problem(900, 900, 3, options), gradients)
-    config = next(c.spec.config for c in plan_of(given).calls if hasattr(c.spec.config, "tile_n")
-                  and hasattr(c.spec.config, "stages"))  # fmt: skip
+    configs = [call.spec.config for call in plan_of(given).calls]
+    (config,) = (config for config in configs if isinstance(config, BackwardConfig))
     assert config.tile_m == (128 if plain else 112)
 
 

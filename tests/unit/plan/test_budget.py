@@ -37,9 +37,10 @@ def text_of(answer) -> str:
 
 @pytest.mark.parametrize("mask", ANY)
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIM_PAIRS)
-def test_every_pair_of_head_dims_is_feasible(head_dim, head_dim_v, mask):
+@pytest.mark.parametrize("plain", [True, False])
+def test_every_pair_of_head_dims_is_feasible(head_dim, head_dim_v, mask, plain):
     forward = table.forward_tile(head_dim, head_dim_v, mask)
-    backward = table.backward_tile(head_dim, head_dim_v, mask)
+    backward = table.backward_tile(head_dim, head_dim_v, mask, plain)
     for tile, planned in (
         (forward, table.forward_config(forward, head_dim, head_dim_v)),
         (backward, table.backward_config(backward, head_dim, head_dim_v)),
