@@ -18,7 +18,8 @@ pytestmark = pytest.mark.emulated
 
 
 class Shared(NamedTuple):
-    """A problem of more tiles than CTAs; `lengths` of packed (queries, keys)."""
+    """A problem of more tiles than CTAs, whose tile is the same whether SMs are left free or not;
+    `lengths` of packed (queries, keys)."""
 
     name: str
     lengths: tuple[tuple[int, ...], tuple[int, ...]]
@@ -30,9 +31,9 @@ class Shared(NamedTuple):
 
 DENSE = (
     # The first query tiles see no key, and leave zeros where Q has come in.
-    Shared("causal", ((300,), (200,)), (4, 2), {"causal": True}),
+    Shared("causal", ((300,), (200,)), (4, 2), {"causal": True}, head_dim=128),
     # The first key tiles are seen by no query.
-    Shared("window", ((200,), (480,)), (2, 2), {"window_size": (100, 10)}),
+    Shared("window", ((200,), (480,)), (2, 2), {"window_size": (100, 10)}, head_dim=128),
     Shared("full", ((150,), (300,)), (2, 1), {}, head_dim=128),
 )
 PACKED = (
