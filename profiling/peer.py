@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,15 @@ class PeerKernel:
         return cls(**facts, cubin=(folder / f"{name}.cubin").read_bytes())
 
 
+@cache
+def _dump_folder() -> tempfile.TemporaryDirectory[str]:
+    """Of this process, for as long: the DSL reads its environment once."""
+    return tempfile.TemporaryDirectory(prefix="hopperflash-")
+
+
 def compile_peer(head_dim: int, head_dim_v: int, mask: str) -> dict[str, PeerKernel]:
     """The forward and the backward kernel of bf16 attention with as many key heads as heads."""
-    with tempfile.TemporaryDirectory(prefix="hopperflash-") as folder:
-        os.environ.update(ENVIRONMENT | {"CUTE_DSL_DUMP_DIR": folder})
-        return _compile_peer(head_dim, head_dim_v, mask)
-
-
-def _compile_peer(head_dim: int, head_dim_v: int, mask: str) -> dict[str, PeerKernel]:
+    os.environ.update(ENVIRONMENT | {"CUTE_DSL_DUMP_DIR": _dump_folder().name})
     import torch
     from flash_attn.cute import interface
     from torch._subclasses.fake_tensor import FakeTensorMode
