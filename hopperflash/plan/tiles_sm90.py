@@ -100,11 +100,14 @@ def forward_tile(head_dim: int, head_dim_v: int, mask_kind: MaskKind) -> Forward
 
 
 def is_plain(problem: AttnProblem) -> bool:
-    """Whether a backward is for all gradients, has no cap, and is at most one of packed, in order
-    and with SMs left free: some tiles leave ptxas too few registers for more."""
+    """Whether a backward is for all gradients, has no cap, and is at most one of packed, with SMs
+    left free and in order, which counts twice where Q and K do not fill the tile's columns: some
+    tiles leave ptxas too few registers for more."""
     if problem.softcap or problem.gradients != GRADIENTS:
         return False
-    return problem.is_packed + problem.deterministic + (problem.sm_margin > 0) <= 1
+    narrower = problem.head_dim != padded_head_dim(problem.head_dim)
+    in_order = problem.deterministic * (1 + narrower)
+    return problem.is_packed + in_order + (problem.sm_margin > 0) <= 1
 
 
 def backward_tile(

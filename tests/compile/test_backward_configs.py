@@ -90,6 +90,9 @@ def _covering() -> Iterator[KernelSpec]:
             yield walking(_spec(_own(tile, deterministic=True), FP16, _heaviest(tile, True)))
         yield walking(_spec(_own(tile), BF16, _lightest(tile, tile.masks[0])))
         yield _spec(replace(_own(tile), exact_head_dim=False), BF16, _heaviest(tile))
+        if not tile.plain_only:
+            narrower = replace(_own(tile, deterministic=True), exact_head_dim=False)
+            yield _spec(narrower, BF16, _heaviest(tile, True))
         if _paired(tile):
             yield _spec(replace(_own(tile), cluster_n=PAIR), FP16, CAPPED)
             for mask in tile.masks:

@@ -66,6 +66,13 @@ def test_packed_sequences_take_registers_too(options, gradients, plain):
     assert config.tile_m == (128 if plain else 112)
 
 
+@pytest.mark.parametrize(("deterministic", "rows"), [(False, 48), (True, 64)])
+def test_columns_that_do_not_exist_take_registers_in_order(deterministic, rows):
+    options = AttnOptions(deterministic=deterministic)
+    given = backward(problem(Sizes(head_dim=160, head_dim_v=128), options))
+    assert plan_of(given).calls[1].spec.config.tile_m == rows
+
+
 def test_three_launches():
     plan = plan_of(backward(GIVEN))
     before, main, after = plan.calls
