@@ -51,6 +51,29 @@ def mask_scores(
 
 
 @cute.jit
+def mask_keys_past_end(
+    acc_S: cute.Tensor,  # (MMA, MMA_M, MMA_N)
+    cS: cute.Tensor,  # identity (tile_m, tile_n)
+    thr_mma: cute.ThrMma,
+    first_key: Int32,
+    seqlens: Seqlens,
+):
+    """Set the scores of keys past the end to -inf: `mask_scores` without a band, whose rows have
+    the same columns hidden."""
+    acc_S_mn = mn_view(acc_S)
+    tScS_mn = mn_view(thr_mma.partition_C(cS))
+    # Anew in each step: bits kept from step to step would be tested one by one.
+    end = columns_before(anew(seqlens.k - first_key - tScS_mn[0, 0][1]))
+    columns = cute.size(acc_S_mn, mode=[1])
+    for first in cutlass.range_constexpr(0, columns, _CHUNK):
+        visible = low_bits(end - first)
+        for i in cutlass.range_constexpr(min(_CHUNK, columns - first)):
+            c = first + i
+            for r in cutlass.range_constexpr(cute.size(acc_S_mn, mode=[0])):
+                acc_S_mn[r, c] = acc_S_mn[r, c] if visible & (1 << i) else -Float32.inf
+
+
+@cute.jit
 def mask_scores_by_compares(
     acc_S: cute.Tensor,  # (MMA, MMA_M, MMA_N)
     cS: cute.Tensor,  # identity (tile_m, tile_n)

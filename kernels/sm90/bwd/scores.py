@@ -13,7 +13,7 @@ from hopperflash.plan.config import BackwardConfig, POperand
 from hopperflash.problem.mask import MaskKind
 
 from ...common.layouts import convert_operand_a, mn_view, operand_a_view
-from ...common.mask import hide_keys, mask_scores, mask_transposed_scores
+from ...common.mask import hide_keys, mask_keys_past_end, mask_scores, mask_transposed_scores
 from ...common.tiles import KeyTile
 from .. import copies
 from .context import MmaContext
@@ -49,7 +49,9 @@ def hide_scores(ctx: MmaContext, acc_S: cute.Tensor, m_block: Int32, tile: KeyTi
     thr_mma = mma.get_slice(ctx.consumer_tidx)
     first_query, first_key = m_block * config.tile_m, tile.n_block * config.tile_n
     seqlens = tile.sequence.seqlens
-    if cutlass.const_expr(config.query_rows):
+    if cutlass.const_expr(config.query_rows and ctx.band.full):
+        mask_keys_past_end(acc_S, cS, thr_mma, first_key, seqlens)
+    elif cutlass.const_expr(config.query_rows):
         mask_scores(acc_S, cS, thr_mma, first_query, first_key, seqlens, ctx.band)
     else:
         mask_transposed_scores(
