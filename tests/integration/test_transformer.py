@@ -54,6 +54,11 @@ def embeddings(attention: str, dtype: torch.dtype, inputs: dict[str, Tensor]) ->
     return torch.nn.functional.normalize((hidden * counted).sum(1) / counted.sum(1), dim=1)
 
 
+def distance(found: Tensor, exact: Tensor) -> float:
+    """The largest of a text's, 1 - cosine."""
+    return float((1 - (found.double() * exact.double()).sum(1)).max())
+
+
 def assert_same(found: Tensor, stock: Tensor) -> None:
     cosines = (found.double() * stock.double()).sum(1)
     assert cosines.min() >= 0.9999, cosines
@@ -65,11 +70,15 @@ def test_embeddings_equal_the_stock_ones(dtype: torch.dtype) -> None:
     lengths = inputs["attention_mask"].sum(1)
     assert lengths.min() < 4
     assert lengths.max() > 64
-    found = embeddings("hopperflash", dtype, inputs)
-    assert_same(found, embeddings("sdpa", dtype, inputs))
-    assert_same(found, embeddings("eager", dtype, inputs))
-    if dtype == torch.float16:  # bf16 with stock attention is itself no closer to fp32 than 0.9999
-        assert_same(found, embeddings("eager", torch.float32, inputs))
+    found, exact = (
+        embeddings(*of, inputs) for of in (("hopperflash", dtype), ("eager", torch.float32))
+    )
+    if dtype == torch.float16:
+        assert_same(found, exact)
+    # What bf16 loses in the other layers depends on the CPU.
+    for stock in ("sdpa", "eager"):
+        lost = distance(embeddings(stock, dtype, inputs), exact)
+        assert distance(found, exact) <= 2 * lost, stock
 
 
 def test_the_documentation_s_example_runs() -> None:
